@@ -1,0 +1,133 @@
+package inbox
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+
+	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
+)
+
+// Errors of the middleware's own steps match one of these or wrap the repository's error. All of them
+// reach the router, which nacks: nothing was stored, and the broker keeps the message.
+var (
+	// ErrInvalidKey: the consumer name or the message id is empty, too long, contains NUL or is not
+	// UTF-8. Permanent; no SQL was sent.
+	ErrInvalidKey = errors.New("invalid key")
+
+	// ErrInFlight: the claim was not obtained within [Options.ClaimTimeout]. Another copy is being
+	// handled, or no connection was free. Transient.
+	ErrInFlight = errors.New("claim not obtained within the claim timeout: another copy of the message may be in flight, or no connection was free")
+
+	// ErrNoRecord: the database inserted no row and shows no record either: a trigger, a rule or a
+	// partition swallows claims. Never taken for a duplicate. Transient.
+	ErrNoRecord = errors.New("the claim inserted no row and no record is seen for the key")
+
+	// ErrTransactionBroken: the handler made the commit impossible. It went on after a failed statement,
+	// ended the transaction itself, or left a deferred constraint violated.
+	ErrTransactionBroken = errors.New("the handler broke its transaction")
+
+	// ErrNoPublishTopic: there are messages to publish and the router's handler has no publish topic.
+	// Permanent; the transaction was rolled back, or it was a copy's replay.
+	ErrNoPublishTopic = errors.New("the handler returned messages but has no publish topic")
+
+	// ErrStoredMessages: the messages stored with the record cannot be decoded: a newer version of this
+	// module stored them, or the record is damaged. Transient: a newer instance may be able to.
+	ErrStoredMessages = errors.New("cannot read the stored messages")
+)
+
+// Error is an error of one of the middleware's own steps. A handler's error passes unchanged, except when
+// the message's context ended while the handler ran: then it is wrapped here together with the context's.
+type Error struct {
+	// Step is one of "key", "claim", "replay", "handler", "store" and "commit".
+	Step string
+
+	// Key is the message's key; in step "key" it is the one that was refused.
+	Key Key
+
+	// Err is the cause.
+	Err error
+}
+
+// Error returns the step, the key and the cause.
+func (e *Error) Error() string {
+	return fmt.Sprintf("inbox: %s %s: %s", e.Step, e.Key, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+type permanentError struct{ error }
+
+func (e permanentError) Unwrap() error { return e.error }
+
+// Permanent marks a handler's error as one that no retry can mend: [ShouldRetry] is false and
+// [ShouldPoison] is true for it. Errors.Is and errors.As see through the mark. Permanent(nil) is nil.
+func Permanent(err error) error {
+	if err == nil {
+		return nil
+	}
+	return permanentError{err}
+}
+
+func isPermanent(err error) bool {
+	var permanent permanentError
+	return errors.As(err, &permanent) || errors.Is(err, ErrInvalidKey) || errors.Is(err, ErrNoPublishTopic)
+}
+
+// ShouldRetry fits the ShouldRetry field of Watermill's Retry middleware: true unless the error is
+// permanent.
+func ShouldRetry(params middleware.RetryParams) bool {
+	return !isPermanent(params.Err)
+}
+
+// ShouldPoison fits Watermill's PoisonQueueWithFilter. It is true for permanent errors and for the
+// handler's own. It is false for what is never the message's fault, so that an outage or a shutdown puts
+// nothing into the poison queue: errors of the claim and the commit, copies in flight, ended contexts,
+// lost connections, and what databases ask to be tried again (serialization failures, deadlocks).
+func ShouldPoison(err error) bool {
+	if err == nil {
+		return false
+	}
+	if isPermanent(err) {
+		return true
+	}
+	if isTransient(err) {
+		return false
+	}
+	var own *Error
+	return !errors.As(err, &own) || errors.Is(err, ErrTransactionBroken)
+}
+
+// isTransient reports whether a handler's error is about the context, a connection or the server's
+// state. It relies on what the standard library and the drivers' errors share, not on any driver.
+func isTransient(err error) bool {
+	for _, transient := range []error{
+		context.Canceled, context.DeadlineExceeded, driver.ErrBadConn, io.ErrUnexpectedEOF, net.ErrClosed,
+	} {
+		if errors.Is(err, transient) {
+			return true
+		}
+	}
+	var networkErr net.Error
+	if errors.As(err, &networkErr) {
+		return true
+	}
+	// lib/pq and pgx both tell the SQLSTATE in this way.
+	var stateErr interface{ SQLState() string }
+	if !errors.As(err, &stateErr) {
+		return false
+	}
+	// Appendix A of the PostgreSQL manual: connection exception, transaction rollback, insufficient
+	// resources, operator intervention, system error, idle-in-transaction timeout, lock not available.
+	for _, class := range []string{"08", "40", "53", "57", "58", "25P03", "55P03"} {
+		if strings.HasPrefix(stateErr.SQLState(), class) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,52 @@
+package inboxtest
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/ThreeDotsLabs/watermill"
+)
+
+// capture is a logger that keeps its lines.
+type capture struct {
+	fields watermill.LogFields
+	lines  *capturedLines
+}
+
+type capturedLines struct {
+	mutex sync.Mutex
+	error []string
+	debug []string
+	other []string
+}
+
+func newCapture() *capture { return &capture{lines: &capturedLines{}} }
+
+func (c *capture) add(to *[]string, text string, err error, fields watermill.LogFields) {
+	c.lines.mutex.Lock()
+	defer c.lines.mutex.Unlock()
+	*to = append(*to, fmt.Sprint(text, " ", err, " ", c.fields.Add(fields)))
+}
+
+func (c *capture) Error(text string, err error, fields watermill.LogFields) {
+	c.add(&c.lines.error, text, err, fields)
+}
+func (c *capture) Info(text string, fields watermill.LogFields) {
+	c.add(&c.lines.other, text, nil, fields)
+}
+func (c *capture) Debug(text string, fields watermill.LogFields) {
+	c.add(&c.lines.debug, text, nil, fields)
+}
+func (c *capture) Trace(text string, fields watermill.LogFields) {
+	c.add(&c.lines.other, text, nil, fields)
+}
+func (c *capture) With(fields watermill.LogFields) watermill.LoggerAdapter {
+	return &capture{fields: c.fields.Add(fields), lines: c.lines}
+}
+
+func (c *capture) errors() []string {
+	c.lines.mutex.Lock()
+	defer c.lines.mutex.Unlock()
+	return slices.Clone(c.lines.error)
+}

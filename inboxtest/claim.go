@@ -1,0 +1,127 @@
+package inboxtest
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	inbox "github.com/devmappa/watermill-inbox"
+)
+
+var claimCases = []kitCase{
+	{"a free key is claimed, and processed once committed", func(k *kit) {
+		key := k.key()
+		k.process(key, "effect")
+		record := k.wantProcessed(key)
+		if age := time.Since(record.ProcessedAt).Abs(); age > time.Hour {
+			k.Fatalf("the record says it was processed at %s, which is %s from now", record.ProcessedAt, age)
+		}
+		if record.Produced != nil {
+			k.Fatalf("nothing was stored, yet the record has %d bytes of produced messages", len(record.Produced))
+		}
+		k.wantEffects("effect")
+	}},
+	{"a rolled back key is free again, and its effect is gone", func(k *kit) {
+		key := k.key()
+		transaction := k.claim(k.context(), key)
+		if err := k.Write(inbox.ContextWithTransaction(k.context(), transaction), "lost"); err != nil {
+			k.Fatal(err)
+		}
+		if err := transaction.Rollback(); err != nil {
+			k.Fatalf("cannot roll back: %v", err)
+		}
+		k.wantEffects()
+		k.process(key, "effect")
+		k.wantEffects("effect")
+	}},
+	{"rolling back after the commit, and twice, does nothing", func(k *kit) {
+		key := k.key()
+		transaction := k.claim(k.context(), key)
+		if err := transaction.Commit(k.context()); err != nil {
+			k.Fatal(err)
+		}
+		for range 2 {
+			if err := transaction.Rollback(); err != nil {
+				k.Fatalf("rollback after commit: %v", err)
+			}
+		}
+		k.wantProcessed(key)
+	}},
+	{"a duplicate's transaction leaves the record as it is", func(k *kit) {
+		key := k.key()
+		k.process(key, "effect")
+		for range 3 {
+			k.wantProcessed(key)
+		}
+		k.wantEffects("effect")
+	}},
+	{"keys are compared byte by byte, in both parts", func(k *kit) {
+		// Field cases 6 and 9: what collations fold, what quoting gets wrong, what types convert.
+		names := []string{
+			"aB3xK", "Ab3xK", "ab3xk", "aB3xK ", " aB3xK", "äb", "ab", "a\u0308b", "ß", "ss",
+			"1", "01", "1.0", "1e0", "0x1", "NULL", "true",
+			"'", "''", `\`, `\\`, `\'`, `"`, `$1`, `?`, `:a`, "@a", "%s", "--", "/*", ";", "a\nb", "a\r\nb", "a\tb", "\x01", "\x7f",
+			"'); DROP TABLE watermill_inbox; --", `E'\047'`, "$$", "$tag$", "日本語", "🙂", "\u200b", "\ufeff", "İ", "i",
+			strings.Repeat("x", inbox.MaxKeyBytes), strings.Repeat("x", inbox.MaxKeyBytes-1), strings.Repeat("🙂", inbox.MaxKeyBytes/4),
+		}
+		for _, name := range names {
+			k.process(inbox.Key{Consumer: "kit", MessageID: name}, "id "+name)
+			k.process(inbox.Key{Consumer: name, MessageID: "kit"}, "consumer "+name)
+		}
+		var effects []string
+		for _, name := range names {
+			k.wantProcessed(inbox.Key{Consumer: "kit", MessageID: name})
+			k.wantProcessed(inbox.Key{Consumer: name, MessageID: "kit"})
+			effects = append(effects, "id "+name, "consumer "+name)
+		}
+		k.wantEffects(effects...)
+	}},
+	{"a consumer does not see another one's records", func(k *kit) {
+		// Field case 4.
+		k.process(inbox.Key{Consumer: "a", MessageID: "1"}, "a")
+		k.process(inbox.Key{Consumer: "b", MessageID: "1"}, "b")
+		k.wantProcessed(inbox.Key{Consumer: "a", MessageID: "1"})
+		k.wantProcessed(inbox.Key{Consumer: "b", MessageID: "1"})
+		// The parts do not run into each other.
+		k.process(inbox.Key{Consumer: "ab", MessageID: "c"}, "ab c")
+		k.process(inbox.Key{Consumer: "a", MessageID: "bc"}, "a bc")
+		k.wantEffects("a", "b", "ab c", "a bc")
+	}},
+	{"a claim under an ended context fails and holds nothing", func(k *kit) {
+		key := k.key()
+		ctx, cancel := context.WithCancel(k.context())
+		cancel()
+		if _, _, err := k.Repository.Claim(ctx, key); err == nil {
+			k.Fatal("the claim succeeded")
+		}
+		k.process(key, "effect")
+	}},
+	{"a transaction does not outlive its context", func(k *kit) {
+		key := k.key()
+		ctx, cancel := context.WithCancel(k.context())
+		transaction := k.claim(ctx, key)
+		if err := k.Write(inbox.ContextWithTransaction(ctx, transaction), "lost"); err != nil {
+			k.Fatal(err)
+		}
+		cancel()
+		// Waits for the rollback, which nobody has asked for.
+		k.process(key, "effect")
+		if err := transaction.Commit(k.context()); err == nil {
+			k.Fatal("the commit of a transaction whose context had ended succeeded")
+		}
+		if err := transaction.Rollback(); err != nil {
+			k.Fatalf("rollback after the context has ended: %v", err)
+		}
+		k.wantEffects("effect")
+	}},
+	{"a commit under an ended context fails with the context's error", func(k *kit) {
+		key := k.key()
+		ctx, cancel := context.WithCancel(k.context())
+		transaction := k.claim(ctx, key)
+		cancel()
+		if err := transaction.Commit(ctx); err == nil {
+			k.Fatal("the commit succeeded")
+		}
+		k.process(key, "effect")
+	}},
+}

@@ -1,0 +1,82 @@
+package inboxtest
+
+import (
+	"context"
+
+	inbox "github.com/devmappa/watermill-inbox"
+)
+
+// FaultPoint is a place in the flow at which a [FaultRepository] calls its function.
+type FaultPoint string
+
+// The points in the order in which a message meets them. Opening and claiming are one call, so there is
+// nothing between them. An error returned before a step prevents it; an error returned after a step hides
+// that it was done, as a lost answer does.
+const (
+	BeforeClaim    FaultPoint = "before claim"
+	AfterClaim     FaultPoint = "after claim"
+	BeforeStore    FaultPoint = "before store"
+	AfterStore     FaultPoint = "after store"
+	BeforeCommit   FaultPoint = "before commit"
+	AfterCommit    FaultPoint = "after commit"
+	BeforeRollback FaultPoint = "before rollback"
+	AfterRollback  FaultPoint = "after rollback"
+)
+
+// FaultRepository wraps a repository and calls a function before and after each step. The function may
+// return an error, panic, block, or end the process.
+type FaultRepository struct {
+	inbox.Repository
+	fault func(FaultPoint, inbox.Key) error
+}
+
+// NewFaultRepository returns the wrapper. The function is called by many goroutines.
+func NewFaultRepository(repository inbox.Repository, fault func(FaultPoint, inbox.Key) error) *FaultRepository {
+	return &FaultRepository{Repository: repository, fault: fault}
+}
+
+// Claim implements [inbox.Repository].
+func (r *FaultRepository) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
+	if err := r.fault(BeforeClaim, key); err != nil {
+		return nil, nil, err
+	}
+	transaction, record, err := r.Repository.Claim(ctx, key)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := r.fault(AfterClaim, key); err != nil {
+		_ = transaction.Rollback()
+		return nil, nil, err
+	}
+	return &faultTransaction{Transaction: transaction, fault: func(point FaultPoint) error { return r.fault(point, key) }}, record, nil
+}
+
+type faultTransaction struct {
+	inbox.Transaction
+	fault func(FaultPoint) error
+}
+
+// Unwrap lets inbox.TransactionFromContext find the wrapped transaction.
+func (t *faultTransaction) Unwrap() inbox.Transaction { return t.Transaction }
+
+func (t *faultTransaction) Store(ctx context.Context, produced []byte) error {
+	return t.around(BeforeStore, AfterStore, func() error { return t.Transaction.Store(ctx, produced) })
+}
+
+func (t *faultTransaction) Commit(ctx context.Context) error {
+	return t.around(BeforeCommit, AfterCommit, func() error { return t.Transaction.Commit(ctx) })
+}
+
+func (t *faultTransaction) Rollback() error {
+	return t.around(BeforeRollback, AfterRollback, t.Transaction.Rollback)
+}
+
+func (t *faultTransaction) around(before, after FaultPoint, step func() error) error {
+	if err := t.fault(before); err != nil {
+		return err
+	}
+	if err := step(); err != nil {
+		return err
+	}
+	return t.fault(after)
+}

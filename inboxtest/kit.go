@@ -1,0 +1,177 @@
+// Package inboxtest is the test kit of watermill-inbox: [TestRepository] holds every repository to the
+// contract of [inbox.Repository] and to the outcome table of the middleware, [MemoryRepository] is a
+// repository for unit tests, and [FaultRepository] makes any repository fail at a chosen step.
+//
+// It imports the standard library, Watermill and the root package only.
+package inboxtest
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	inbox "github.com/devmappa/watermill-inbox"
+)
+
+// Subject is a repository under test with what a test needs around it. Its functions may be called by
+// many goroutines.
+type Subject struct {
+	// Repository is the repository under test. Required.
+	Repository inbox.Repository
+
+	// Write writes an effect through the transaction in the handler's context. Required.
+	Write func(ctx context.Context, effect string) error
+
+	// Effects returns the committed effects, read from outside of any transaction, in any order. Required.
+	Effects func(ctx context.Context) ([]string, error)
+
+	// HasTransaction reports whether a handler would find a transaction in the context. Required.
+	HasTransaction func(ctx context.Context) bool
+
+	// Age makes a key's record older. Required.
+	Age func(ctx context.Context, key inbox.Key, by time.Duration) error
+
+	// End commits the transaction in the context behind the middleware's back. Required unless no handler
+	// can do that.
+	End func(ctx context.Context) error
+
+	// Abandon rolls the transaction in the context back behind the middleware's back. Required unless no
+	// handler can do that.
+	Abandon func(ctx context.Context) error
+
+	// FailStatement runs a statement in the transaction that the database refuses, and returns its error.
+	// Required with Features.FailedStatementBreaksTransaction.
+	FailStatement func(ctx context.Context) error
+}
+
+// Features are the differences between repositories that are not faults.
+type Features struct {
+	// FailedStatementBreaksTransaction: after a refused statement the transaction cannot be committed.
+	FailedStatementBreaksTransaction bool
+
+	// WaitingCopyFails: a copy that waited for another one's commit gets a transient error, and is a
+	// duplicate on its retry (REPEATABLE READ, SERIALIZABLE).
+	WaitingCopyFails bool
+
+	// OneWriter: a claim waits for every open transaction, not just for its own key's.
+	OneWriter bool
+}
+
+// TestRepository runs the whole kit. The constructor is called once per case, in parallel; each subject
+// must have records and effects of its own, and clean up by t.Cleanup.
+func TestRepository(t *testing.T, features Features, constructor func(t *testing.T) Subject) {
+	t.Helper()
+	families := map[string][]kitCase{
+		"Claim":       claimCases,
+		"Concurrency": concurrencyCases,
+		"Outcome":     outcomeCases,
+		"Produced":    producedCases,
+		"Faults":      faultCases,
+		"Retention":   retentionCases,
+	}
+	for family, cases := range families {
+		t.Run(family, func(t *testing.T) {
+			t.Parallel()
+			for _, c := range cases {
+				t.Run(c.name, func(t *testing.T) {
+					t.Parallel()
+					c.run(&kit{T: t, Subject: constructor(t), features: features})
+				})
+			}
+		})
+	}
+}
+
+type kitCase struct {
+	name string
+	run  func(*kit)
+}
+
+// kit is one case's test and subject.
+type kit struct {
+	*testing.T
+	Subject
+	features Features
+}
+
+// patience bounds every wait in the kit. It is long, because it only matters when a test fails.
+const patience = 30 * time.Second
+
+func (k *kit) context() context.Context {
+	k.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	k.Cleanup(cancel)
+	return ctx
+}
+
+// wantEffects fails the test unless exactly these effects are committed, in any order.
+func (k *kit) wantEffects(want ...string) {
+	k.Helper()
+	got, err := k.Effects(k.context())
+	if err != nil {
+		k.Fatalf("cannot read the effects: %v", err)
+	}
+	count := map[string]int{}
+	for _, effect := range want {
+		count[effect]++
+	}
+	for _, effect := range got {
+		count[effect]--
+	}
+	for _, n := range count {
+		if n != 0 {
+			k.Fatalf("committed effects are %q, want %q", got, want)
+		}
+	}
+}
+
+// process claims the key, writes the effect and commits, as the middleware does.
+func (k *kit) process(key inbox.Key, effect string) {
+	k.Helper()
+	transaction := k.claim(k.context(), key)
+	if err := k.Write(inbox.ContextWithTransaction(k.context(), transaction), effect); err != nil {
+		k.Fatalf("cannot write the effect: %v", err)
+	}
+	if err := transaction.Commit(k.context()); err != nil {
+		k.Fatalf("cannot commit: %v", err)
+	}
+}
+
+// claim fails the test unless the key is free.
+func (k *kit) claim(ctx context.Context, key inbox.Key) inbox.Transaction {
+	k.Helper()
+	transaction, record, err := k.Repository.Claim(ctx, key)
+	if err != nil {
+		k.Fatalf("claim of %s: %v", key, err)
+	}
+	k.Cleanup(func() { _ = transaction.Rollback() })
+	if record != nil {
+		k.Fatalf("claim of %s: it was processed at %s, want it free", key, record.ProcessedAt)
+	}
+	return transaction
+}
+
+// wantProcessed fails the test unless the key has a record, which it returns.
+func (k *kit) wantProcessed(key inbox.Key) *inbox.Record {
+	k.Helper()
+	transaction, record, err := k.Repository.Claim(k.context(), key)
+	if err != nil {
+		k.Fatalf("claim of %s: %v", key, err)
+	}
+	if err := transaction.Rollback(); err != nil {
+		k.Fatalf("rolling a duplicate back: %v", err)
+	}
+	if record == nil {
+		k.Fatalf("claim of %s: it is free, want it processed", key)
+	}
+	return record
+}
+
+var lastKey atomic.Int64
+
+// key returns a key that no other case uses.
+func (k *kit) key() inbox.Key {
+	return inbox.Key{Consumer: "kit", MessageID: fmt.Sprintf("message-%d", lastKey.Add(1))}
+}

@@ -1,0 +1,188 @@
+package inboxtest
+
+import (
+	"context"
+	"errors"
+	"sort"
+	"sync"
+	"time"
+
+	inbox "github.com/devmappa/watermill-inbox"
+)
+
+// MemoryRepository is an [inbox.Repository] in memory, with effects that are committed and rolled back
+// with the claim. It is for unit tests: it passes [TestRepository], and forgets all when the process ends.
+type MemoryRepository struct {
+	mutex   sync.Mutex
+	claims  map[inbox.Key]*memoryTransaction // open
+	records map[inbox.Key]inbox.Record
+	effects []string
+}
+
+var _ inbox.Repository = (*MemoryRepository)(nil)
+
+// NewMemoryRepository returns an empty repository.
+func NewMemoryRepository() *MemoryRepository {
+	return &MemoryRepository{claims: map[inbox.Key]*memoryTransaction{}, records: map[inbox.Key]inbox.Record{}}
+}
+
+type memoryTransaction struct {
+	repository *MemoryRepository
+	key        inbox.Key
+	holds      bool // the claim, rather than a look at the record
+	record     inbox.Record
+	effects    []string
+	ended      bool
+	done       chan struct{}
+	stop       func() bool
+}
+
+// Claim implements [inbox.Repository].
+func (r *MemoryRepository) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
+	for {
+		if err := ctx.Err(); err != nil {
+			return nil, nil, err
+		}
+		r.mutex.Lock()
+		other := r.claims[key]
+		if other == nil {
+			break
+		}
+		r.mutex.Unlock()
+		select {
+		case <-other.done:
+		case <-ctx.Done():
+		}
+	}
+	defer r.mutex.Unlock()
+	t := &memoryTransaction{repository: r, key: key, record: inbox.Record{ProcessedAt: time.Now()}, done: make(chan struct{})}
+	t.stop = context.AfterFunc(ctx, func() { _ = t.Rollback() })
+	if record, processed := r.records[key]; processed {
+		return t, &record, nil
+	}
+	t.holds = true
+	r.claims[key] = t
+	return t, nil, nil
+}
+
+// DeleteProcessed implements [inbox.Repository].
+func (r *MemoryRepository) DeleteProcessed(ctx context.Context, age time.Duration, limit int) (int, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	var expired []inbox.Key
+	for key, record := range r.records {
+		if time.Since(record.ProcessedAt) > age && record.Produced == nil {
+			expired = append(expired, key)
+		}
+	}
+	sort.Slice(expired, func(a, b int) bool {
+		return r.records[expired[a]].ProcessedAt.Before(r.records[expired[b]].ProcessedAt)
+	})
+	expired = expired[:min(limit, len(expired))]
+	for _, key := range expired {
+		delete(r.records, key)
+	}
+	return len(expired), nil
+}
+
+// CountUnsent implements [inbox.Repository].
+func (r *MemoryRepository) CountUnsent(ctx context.Context, age time.Duration) (int, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	count := 0
+	for _, record := range r.records {
+		if time.Since(record.ProcessedAt) > age && record.Produced != nil {
+			count++
+		}
+	}
+	return count, nil
+}
+
+// Write writes an effect through the transaction in the handler's context.
+func (r *MemoryRepository) Write(ctx context.Context, effect string) error {
+	t, ok := inbox.TransactionFromContext[*memoryTransaction](ctx)
+	if !ok {
+		return errors.New("inboxtest: no open transaction in the context")
+	}
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	if t.ended {
+		return errTransactionEnded
+	}
+	t.effects = append(t.effects, effect)
+	return nil
+}
+
+// Effects returns the effects that have been committed, in the order of the commits.
+func (r *MemoryRepository) Effects() []string {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	return append([]string(nil), r.effects...)
+}
+
+// Age makes a record older.
+func (r *MemoryRepository) Age(key inbox.Key, by time.Duration) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	if record, ok := r.records[key]; ok {
+		record.ProcessedAt = record.ProcessedAt.Add(-by)
+		r.records[key] = record
+	}
+}
+
+var errTransactionEnded = errors.New("inboxtest: the transaction has ended")
+
+// Store implements [inbox.Transaction].
+func (t *memoryTransaction) Store(_ context.Context, produced []byte) error {
+	t.repository.mutex.Lock()
+	defer t.repository.mutex.Unlock()
+	if t.ended {
+		return errTransactionEnded
+	}
+	t.record.Produced = append([]byte{}, produced...)
+	return nil
+}
+
+// Commit implements [inbox.Transaction].
+func (t *memoryTransaction) Commit(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return t.end(func() {
+		t.repository.effects = append(t.repository.effects, t.effects...)
+		t.repository.records[t.key] = t.record
+	}, func() error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		return errors.Join(inbox.ErrTransactionBroken, errTransactionEnded)
+	})
+}
+
+// Rollback implements [inbox.Transaction].
+func (t *memoryTransaction) Rollback() error {
+	return t.end(func() {}, func() error { return nil })
+}
+
+// end runs the first function if the transaction is open, else the second.
+func (t *memoryTransaction) end(open func(), ended func() error) error {
+	t.repository.mutex.Lock()
+	defer t.repository.mutex.Unlock()
+	if t.ended {
+		return ended()
+	}
+	open()
+	t.ended = true
+	t.stop()
+	if t.holds {
+		delete(t.repository.claims, t.key)
+	}
+	close(t.done)
+	return nil
+}

@@ -1,0 +1,204 @@
+package inboxtest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	inbox "github.com/devmappa/watermill-inbox"
+)
+
+// Field case 41: the router publishes what a handler returned after the commit, so it is stored with it.
+var producedCases = []kitCase{
+	{"a publish that fails after the commit is made up for by the redelivery", func(k *kit) {
+		var runs atomic.Int32
+		d := k.deliver(k.Repository, inbox.Options{}, true, func(msg *message.Message) ([]*message.Message, error) {
+			runs.Add(1)
+			event := message.NewMessageWithContext(msg.Context(), "event-of-"+msg.UUID, []byte("booked"))
+			event.Metadata.Set("type", "Booked")
+			return []*message.Message{event}, k.Write(msg.Context(), msg.UUID)
+		})
+		d.publish = func([]*message.Message) error { return errors.New("broker is away") }
+		key := k.key()
+		d.want(nacked, key)
+		d.want(nacked, key)
+		d.mutex.Lock()
+		d.publish = nil
+		d.mutex.Unlock()
+		d.want(acked, key)
+		k.wantRuns(&runs, 1)
+		k.wantEffects(key.MessageID)
+		published := d.allPublished()
+		if len(published) != 1 {
+			k.Fatalf("%d messages were published, want 1", len(published))
+		}
+		got := published[0]
+		if got.UUID != "event-of-"+key.MessageID || got.Metadata.Get("type") != "Booked" || string(got.Payload) != "booked" {
+			k.Fatalf("replayed %s %v %q", got.UUID, got.Metadata, got.Payload)
+		}
+	}},
+	{"whatever the messages hold, a replay holds the same", func(k *kit) {
+		binary := string([]byte{0, 1, 0xff, 0xfe, '"', '\\', '\'', 0xed, 0xa0, 0x80})
+		produce := func() []*message.Message {
+			var messages []*message.Message
+			for i, payload := range [][]byte{nil, {}, {0}, []byte(binary), bytes.Repeat([]byte(binary), 100_000)} {
+				msg := message.NewMessage(fmt.Sprintf("%s-%d", binary, i), payload)
+				msg.Metadata.Set(binary, binary)
+				msg.Metadata.Set("", "")
+				msg.Metadata.Set("text", "日本語 '; --")
+				messages = append(messages, msg)
+			}
+			return append(messages, message.NewMessage("no metadata", nil))
+		}
+		d := k.deliver(k.Repository, inbox.Options{}, true, func(*message.Message) ([]*message.Message, error) {
+			return produce(), nil
+		})
+		key := k.key()
+		d.want(acked, key)
+		d.want(acked, key)
+		published, want := d.allPublished(), append(produce(), produce()...)
+		if len(published) != len(want) {
+			k.Fatalf("%d messages were published, want %d", len(published), len(want))
+		}
+		for i := range want {
+			if !published[i].Equals(want[i]) {
+				k.Fatalf("message %d differs: %q, want %q", i, published[i].UUID, want[i].UUID)
+			}
+		}
+	}},
+	{"messages without a UUID get one that stays", func(k *kit) {
+		d := k.deliver(k.Repository, inbox.Options{}, true, func(*message.Message) ([]*message.Message, error) {
+			return []*message.Message{message.NewMessage("", nil), message.NewMessage("", nil), message.NewMessage("own", nil)}, nil
+		})
+		key := k.key()
+		d.want(acked, key)
+		d.want(acked, key)
+		d.want(acked, k.key())
+		got := d.allPublished()
+		if len(got) != 9 {
+			k.Fatalf("%d messages were published, want 9", len(got))
+		}
+		first, copied, other := got[:3], got[3:6], got[6:]
+		for i := range first {
+			if first[i].UUID == "" || first[i].UUID != copied[i].UUID {
+				k.Fatalf("UUID %q became %q", first[i].UUID, copied[i].UUID)
+			}
+		}
+		if first[0].UUID == first[1].UUID || first[0].UUID == other[0].UUID || first[2].UUID != "own" {
+			k.Fatal("UUIDs are not the messages' own")
+		}
+	}},
+	{"many messages of one handler", func(k *kit) {
+		const count = 10_000
+		d := k.deliver(k.Repository, inbox.Options{}, true, func(*message.Message) ([]*message.Message, error) {
+			messages := make([]*message.Message, count)
+			for i := range messages {
+				messages[i] = message.NewMessage(fmt.Sprint(i), []byte("payload"))
+			}
+			return messages, nil
+		})
+		key := k.key()
+		d.want(acked, key)
+		d.want(acked, key)
+		got := d.allPublished()
+		if len(got) != 2*count || got[count].UUID != "0" || got[2*count-1].UUID != fmt.Sprint(count-1) {
+			k.Fatalf("%d messages were published, want %d in order", len(got), 2*count)
+		}
+	}},
+	{"messages without a publish topic are refused before the commit", func(k *kit) {
+		m, err := inbox.NewMiddleware(k.Repository, inbox.Options{Consumer: func(string) string { return consumer }})
+		if err != nil {
+			k.Fatal(err)
+		}
+		key := k.key()
+		_, err = m.Middleware(func(msg *message.Message) ([]*message.Message, error) {
+			return []*message.Message{message.NewMessage("event", nil)}, k.Write(msg.Context(), msg.UUID)
+		})(message.NewMessage(key.MessageID, nil))
+		if !errors.Is(err, inbox.ErrNoPublishTopic) || !inbox.ShouldPoison(err) {
+			k.Fatalf("the error is %v, want a permanent one that matches ErrNoPublishTopic", err)
+		}
+		k.wantEffects()
+		k.process(key, "effect")
+	}},
+	{"a nil message is refused before the commit", func(k *kit) {
+		d := k.deliver(k.Repository, inbox.Options{}, true, func(msg *message.Message) ([]*message.Message, error) {
+			return []*message.Message{nil}, k.Write(msg.Context(), msg.UUID)
+		})
+		d.want(nacked, k.key())
+		if err := d.lastError(); !inbox.ShouldPoison(err) {
+			k.Fatalf("the error is %v, want a permanent one", err)
+		}
+		k.wantEffects()
+	}},
+	{"messages that a newer version stored are refused, not lost", func(k *kit) {
+		key := inbox.Key{Consumer: consumer, MessageID: k.key().MessageID}
+		transaction := k.claim(k.context(), key)
+		if err := transaction.Store(k.context(), []byte(`{"version":2,"frames":"?"}`)); err != nil {
+			k.Fatal(err)
+		}
+		if err := transaction.Commit(k.context()); err != nil {
+			k.Fatal(err)
+		}
+		d := k.deliver(k.Repository, inbox.Options{}, true, func(*message.Message) ([]*message.Message, error) {
+			return nil, errors.New("must not run")
+		})
+		d.want(nacked, key)
+		if err := d.lastError(); !errors.Is(err, inbox.ErrStoredMessages) || inbox.ShouldPoison(err) {
+			k.Fatalf("the error is %v, want a transient one that matches ErrStoredMessages", err)
+		}
+	}},
+	{"a rolled back attempt stores nothing", func(k *kit) {
+		key := k.key()
+		transaction := k.claim(k.context(), key)
+		if err := transaction.Store(k.context(), []byte("lost")); err != nil {
+			k.Fatal(err)
+		}
+		if err := transaction.Rollback(); err != nil {
+			k.Fatal(err)
+		}
+		k.process(key, "effect")
+		if record := k.wantProcessed(key); record.Produced != nil {
+			k.Fatalf("the record has %q", record.Produced)
+		}
+	}},
+	{"stored bytes come back as they are", func(k *kit) {
+		all := make([]byte, 256)
+		for i := range all {
+			all[i] = byte(i)
+		}
+		for _, stored := range [][]byte{{}, {0}, all, bytes.Repeat(all, 40_960)} {
+			key := k.key()
+			transaction := k.claim(k.context(), key)
+			if err := transaction.Store(k.context(), stored); err != nil {
+				k.Fatal(err)
+			}
+			if err := transaction.Commit(k.context()); err != nil {
+				k.Fatal(err)
+			}
+			if got := k.wantProcessed(key).Produced; got == nil || !bytes.Equal(got, stored) {
+				k.Fatalf("stored %d bytes, got %d, nil %v", len(stored), len(got), got == nil)
+			}
+		}
+	}},
+	{"an expired record with unsent messages is kept", func(k *kit) {
+		key := k.key()
+		transaction := k.claim(k.context(), key)
+		if err := transaction.Store(k.context(), []byte("unsent")); err != nil {
+			k.Fatal(err)
+		}
+		if err := transaction.Commit(k.context()); err != nil {
+			k.Fatal(err)
+		}
+		if err := k.Age(k.context(), key, 2*time.Hour); err != nil {
+			k.Fatal(err)
+		}
+		k.wantPass(time.Hour, inbox.CleanerPass{Deleted: 0, Unsent: 1})
+		if got := k.wantProcessed(key).Produced; string(got) != "unsent" {
+			k.Fatalf("the record has %q", got)
+		}
+	}},
+}

@@ -1,0 +1,183 @@
+package inboxtest
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	inbox "github.com/devmappa/watermill-inbox"
+)
+
+// deliveries runs a handler behind the inbox in a real router and hands it messages one by one.
+type deliveries struct {
+	kit      *kit
+	messages chan *message.Message
+
+	mutex     sync.Mutex
+	errors    []error
+	published []*message.Message
+	publish   func([]*message.Message) error // nil: succeeds
+}
+
+const (
+	consumer     = "kit"
+	publishTopic = "events"
+)
+
+// deliver starts a router for the handler; it ends with the test. With a publisher, what the handler
+// returns is published.
+func (k *kit) deliver(repository inbox.Repository, options inbox.Options, withPublisher bool, handler message.HandlerFunc) *deliveries {
+	k.Helper()
+	m, err := inbox.NewMiddleware(repository, options)
+	if err != nil {
+		k.Fatal(err)
+	}
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: patience}, watermill.NopLogger{})
+	if err != nil {
+		k.Fatal(err)
+	}
+	d := &deliveries{kit: k, messages: make(chan *message.Message)}
+	router.AddMiddleware(d.observe, m.Middleware)
+	if withPublisher {
+		router.AddHandler(consumer, "incoming", d, publishTopic, d, handler)
+	} else {
+		router.AddNoPublisherHandler(consumer, "incoming", d, func(msg *message.Message) error {
+			_, err := handler(msg)
+			return err
+		})
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	stopped := make(chan error, 1)
+	go func() { stopped <- router.Run(ctx) }()
+	<-router.Running()
+	k.Cleanup(func() {
+		cancel()
+		if err := <-stopped; err != nil {
+			k.Errorf("the router stopped with: %v", err)
+		}
+	})
+	return d
+}
+
+// observe keeps what the middleware returned, and checks that it leaves the message's context alone.
+func (d *deliveries) observe(next message.HandlerFunc) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		before := msg.Context()
+		defer func() {
+			if msg.Context() != before {
+				d.kit.Error("the message's context was not restored")
+			}
+		}()
+		produced, err := next(msg)
+		d.mutex.Lock()
+		defer d.mutex.Unlock()
+		d.errors = append(d.errors, err)
+		return produced, err
+	}
+}
+
+// Subscribe, Publish and Close implement Watermill's Subscriber and Publisher.
+func (d *deliveries) Subscribe(ctx context.Context, _ string) (<-chan *message.Message, error) {
+	out := make(chan *message.Message)
+	go func() {
+		defer close(out)
+		for {
+			select {
+			case msg := <-d.messages:
+				out <- msg
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return out, nil
+}
+
+func (d *deliveries) Publish(topic string, messages ...*message.Message) error {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	if topic != publishTopic {
+		d.kit.Errorf("published to topic %q, want %q", topic, publishTopic)
+	}
+	for _, msg := range messages {
+		if d.kit.HasTransaction(msg.Context()) {
+			d.kit.Error("a transaction is found in the context of a produced message after the commit")
+		}
+	}
+	if d.publish != nil {
+		if err := d.publish(messages); err != nil {
+			return err
+		}
+	}
+	d.published = append(d.published, messages...)
+	return nil
+}
+
+func (d *deliveries) Close() error { return nil }
+
+// result is what became of a delivery.
+type result string
+
+const (
+	acked   result = "acked"
+	nacked  result = "nacked"
+	neither result = "neither acked nor nacked"
+)
+
+// send delivers a copy of the message and waits for the answer.
+func (d *deliveries) send(key inbox.Key, ctx context.Context) result {
+	d.kit.Helper()
+	return d.wait(d.start(key, ctx))
+}
+
+func (d *deliveries) start(key inbox.Key, ctx context.Context) *message.Message {
+	msg := message.NewMessageWithContext(ctx, key.MessageID, []byte("payload"))
+	d.messages <- msg
+	return msg
+}
+
+func (d *deliveries) wait(msg *message.Message) result {
+	d.kit.Helper()
+	select {
+	case <-msg.Acked():
+		return acked
+	case <-msg.Nacked():
+		return nacked
+	case <-time.After(patience):
+		d.kit.Fatalf("message %s was %s", msg.UUID, neither)
+		return neither
+	}
+}
+
+// want delivers the message and fails the test unless the answer is as wanted.
+func (d *deliveries) want(want result, key inbox.Key) {
+	d.kit.Helper()
+	if got := d.send(key, d.kit.context()); got != want {
+		d.kit.Fatalf("message %s was %s, want it %s; errors: %v", key, got, want, d.allErrors())
+	}
+}
+
+func (d *deliveries) allErrors() []error {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	return slices.Clone(d.errors)
+}
+
+// lastError is what the middleware returned last.
+func (d *deliveries) lastError() error {
+	errors := d.allErrors()
+	if len(errors) == 0 {
+		return nil
+	}
+	return errors[len(errors)-1]
+}
+
+func (d *deliveries) allPublished() []*message.Message {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	return slices.Clone(d.published)
+}

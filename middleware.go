@@ -1,0 +1,170 @@
+package inbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+// Middleware makes the effect of a message happen once, however often the message is delivered.
+// All that is dangerous (claim, panic, rollback, commit, the message's context) happens in this file.
+type Middleware struct {
+	repository Repository
+	options    Options
+}
+
+// Middleware is the handler middleware to add to a router or to one handler. Inside of Watermill's Retry,
+// so that every attempt has a transaction of its own; see the package documentation for the whole order.
+func (m *Middleware) Middleware(h message.HandlerFunc) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		outer := msg.Context()
+		a := &attempt{Middleware: m, started: time.Now(), outer: outer, msg: msg, key: Key{
+			Consumer:  m.options.Consumer(message.HandlerNameFromCtx(outer)),
+			MessageID: m.options.MessageID(msg),
+		}}
+		if err := a.key.Validate(); err != nil {
+			return nil, a.failed("key", err)
+		}
+		return a.process(h)
+	}
+}
+
+// attempt is one run of one delivery through the middleware.
+type attempt struct {
+	*Middleware
+	started time.Time
+	waited  time.Duration // what the claim took, another copy's run included
+	outer   context.Context
+	msg     *message.Message
+	key     Key
+}
+
+func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
+	// The transaction lives as long as this context, which covers its opening, so that a timer can end
+	// the wait for the claim without limiting the handler.
+	ctx, cancel := context.WithCancelCause(a.outer)
+	defer cancel(nil)
+
+	transaction, record, err := a.claim(ctx, cancel)
+	if err != nil {
+		return nil, a.failed("claim", err)
+	}
+
+	// From here on every way out ends the transaction. There is no recover: a panic keeps its value and
+	// runtime.Goexit goes on, and both pass through here.
+	open := &openTransaction{Transaction: transaction}
+	outcome := "failed"
+	defer func() {
+		// First, so that no goroutine that kept the context finds a transaction that is about to end.
+		open.ended.Store(true)
+		if outcome != "processed" {
+			if err := transaction.Rollback(); err != nil {
+				a.log("Rolling back failed, the database will do it", watermill.LogFields{"error": err.Error()})
+			}
+		}
+		a.log("Message "+outcome, nil)
+	}()
+
+	if record != nil {
+		produced, err := a.replay(record)
+		if err != nil {
+			return nil, a.failed("replay", err)
+		}
+		outcome = "duplicate"
+		if len(produced) > 0 {
+			outcome = "replayed"
+		}
+		return produced, nil
+	}
+
+	produced, err := a.handle(h, context.WithValue(ContextWithKey(ctx, a.key), transactionContextKey{}, open))
+	if err != nil {
+		return nil, err
+	}
+	if err := a.store(ctx, transaction, produced); err != nil {
+		return nil, a.failed("store", err)
+	}
+	open.ended.Store(true)
+	if err := transaction.Commit(ctx); err != nil {
+		// Whether it took effect may be unknown. The redelivery finds out.
+		return nil, a.failed("commit", err)
+	}
+	outcome = "processed"
+	return produced, nil
+}
+
+// claim opens the transaction and claims the key, within the claim timeout.
+func (a *attempt) claim(ctx context.Context, cancel context.CancelCauseFunc) (Transaction, *Record, error) {
+	timer := time.AfterFunc(a.options.ClaimTimeout, func() { cancel(ErrInFlight) })
+	transaction, record, err := a.repository.Claim(ctx, a.key)
+	a.waited = time.Since(a.started)
+	if timer.Stop() {
+		return transaction, record, err
+	}
+
+	// The timer has ended the transaction's context, perhaps just after the claim.
+	if err == nil {
+		err = errors.Join(context.Cause(ctx), transaction.Rollback())
+	}
+	if a.outer.Err() == nil {
+		// Not wrapped: the driver says "canceled", and the router hides what was cancelled.
+		err = fmt.Errorf("%w (after %s: %v)", ErrInFlight, a.options.ClaimTimeout, err)
+	}
+	return nil, nil, err
+}
+
+// handle runs the handler with the transaction and the key in the message's context, and leaves the
+// message's context as it was.
+func (a *attempt) handle(h message.HandlerFunc, ctx context.Context) ([]*message.Message, error) {
+	defer a.msg.SetContext(a.outer)
+	a.msg.SetContext(ctx)
+
+	produced, err := h(a.msg)
+	if ended := a.outer.Err(); ended != nil && (err == nil || !errors.Is(err, ended)) {
+		// The transaction has ended with the context. Whatever the handler made of that, it is the reason.
+		return nil, a.failed("handler", err)
+	}
+	if err != nil {
+		a.logCancelled(err)
+		return nil, err
+	}
+	return produced, nil
+}
+
+// failed returns the error of one of our steps. When the message's context has ended, that is part of
+// it, whatever the driver said: drivers report a cancelled context in several ways.
+func (a *attempt) failed(step string, err error) error {
+	if ended := a.outer.Err(); ended != nil && !errors.Is(err, ended) {
+		err = errors.Join(err, ended)
+	}
+	err = &Error{Step: step, Key: a.key, Err: err}
+	a.logCancelled(err)
+	return err
+}
+
+// logCancelled logs what the router does not: it nacks a cancelled message without a line.
+func (a *attempt) logCancelled(err error) {
+	if errors.Is(err, context.Canceled) {
+		a.options.Logger.Error("Message not processed, its context was cancelled", err, a.fields())
+	}
+}
+
+func (a *attempt) log(text string, fields watermill.LogFields) {
+	if _, nop := a.options.Logger.(watermill.NopLogger); !nop {
+		a.options.Logger.Debug(text, a.fields().Add(fields))
+	}
+}
+
+func (a *attempt) fields() watermill.LogFields {
+	return watermill.LogFields{
+		"message_uuid": a.msg.UUID,
+		"handler_name": message.HandlerNameFromCtx(a.outer),
+		"consumer":     a.key.Consumer,
+		"message_id":   a.key.MessageID,
+		"wait":         a.waited,
+	}
+}

@@ -1,0 +1,72 @@
+package inbox
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+const defaultClaimTimeout = 30 * time.Second
+
+// Options of the middleware. The zero value is useful.
+type Options struct {
+	// Consumer returns the consumer name for a router's handler name. A handler that is renamed keeps
+	// its records when the function maps the new name to the old one. An empty result is refused, per
+	// message.
+	// Default: the handler name itself.
+	Consumer func(handlerName string) string
+
+	// MessageID returns the message's id. An empty result is refused, per message. Never use a hash of
+	// the payload: two equal payments are two payments.
+	// Default: MessageUUID.
+	MessageID func(*message.Message) string
+
+	// ClaimTimeout bounds the wait for a connection and for another copy of the message that is being
+	// handled. It does not bound the handler; Watermill's Timeout does.
+	// Default: 30 seconds.
+	ClaimTimeout time.Duration
+
+	// Logger gets one line per message at debug level. At error level it gets only what the router does
+	// not log: attempts that ended because the message's context was cancelled.
+	// Default: watermill.NopLogger.
+	Logger watermill.LoggerAdapter
+}
+
+// Validate returns an error when the options cannot be used.
+func (o Options) Validate() error {
+	if o.ClaimTimeout < 0 {
+		return fmt.Errorf("inbox: ClaimTimeout is negative: %s", o.ClaimTimeout)
+	}
+	return nil
+}
+
+func (o *Options) setDefaults() {
+	if o.Consumer == nil {
+		o.Consumer = func(handlerName string) string { return handlerName }
+	}
+	if o.MessageID == nil {
+		o.MessageID = MessageUUID
+	}
+	if o.ClaimTimeout == 0 {
+		o.ClaimTimeout = defaultClaimTimeout
+	}
+	if o.Logger == nil {
+		o.Logger = watermill.NopLogger{}
+	}
+}
+
+// NewMiddleware returns the inbox middleware. It opens no connection. One middleware serves any number of
+// handlers and routers at once.
+func NewMiddleware(repository Repository, options Options) (*Middleware, error) {
+	if repository == nil {
+		return nil, errors.New("inbox: repository is nil")
+	}
+	if err := options.Validate(); err != nil {
+		return nil, err
+	}
+	options.setDefaults()
+	return &Middleware{repository: repository, options: options}, nil
+}

@@ -1,0 +1,125 @@
+package inbox
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/uuid"
+)
+
+// store keeps the produced messages in the claim's transaction: the router publishes them only after
+// the commit, and a publish that fails must find them again.
+func (a *attempt) store(ctx context.Context, transaction Transaction, produced []*message.Message) error {
+	if len(produced) == 0 {
+		return nil
+	}
+	topic := message.PublishTopicFromCtx(a.outer)
+	if topic == "" {
+		return ErrNoPublishTopic
+	}
+	if slices.Contains(produced, nil) {
+		return Permanent(errors.New("the handler returned a nil message"))
+	}
+	nameProduced(a.key, produced)
+	encoded, err := encodeProduced(topic, produced)
+	if err != nil {
+		return err
+	}
+	return transaction.Store(ctx, encoded)
+}
+
+// replay returns the stored messages of a message that was processed before. They are published again
+// until they are known to be sent: the router publishes after the commit, so they may never have been.
+func (a *attempt) replay(record *Record) ([]*message.Message, error) {
+	if record.Produced == nil {
+		return nil, nil
+	}
+	topic, produced, err := decodeProduced(record.Produced)
+	if err != nil {
+		return nil, err
+	}
+	now := message.PublishTopicFromCtx(a.outer)
+	if now == "" {
+		return nil, ErrNoPublishTopic
+	}
+	if now != topic {
+		a.options.Logger.Error("Stored messages are published to another topic than they were stored for", nil,
+			a.fields().Add(watermill.LogFields{"stored_topic": topic, "topic": now}))
+	}
+	return produced, nil
+}
+
+// producedVersion is the version of the stored form that this module writes. Added fields keep the
+// version, because unknown fields are ignored; it rises only when an older reader would send something
+// wrong, and then the older reader refuses.
+const producedVersion = 1
+
+// stored is the stored form of the messages that a handler returned. Everything that may hold arbitrary
+// bytes is []byte, since JSON strings would change what is not UTF-8.
+type stored struct {
+	Version  int             `json:"version"`
+	Topic    []byte          `json:"topic"`
+	Messages []storedMessage `json:"messages"`
+}
+
+type storedMessage struct {
+	UUID     []byte      `json:"uuid"`
+	Metadata [][2][]byte `json:"metadata,omitempty"`
+	Payload  []byte      `json:"payload"`
+}
+
+// producedNamespace makes the UUIDs of messages that were produced without one. It must never change: a
+// replay by a newer version has to arrive at the same UUID.
+var producedNamespace = uuid.MustParse("1f2b3c0e-5d0a-4c55-9d57-6f1f6c0d7a31")
+
+// nameProduced gives messages without a UUID a stable one, so that a consumer downstream can tell copies.
+func nameProduced(key Key, messages []*message.Message) {
+	for i, msg := range messages {
+		if msg.UUID == "" {
+			// Lengths keep ("a", "bc") and ("ab", "c") apart.
+			name := binary.AppendUvarint(nil, uint64(len(key.Consumer)))
+			name = append(name, key.Consumer...)
+			name = append(name, key.MessageID...)
+			name = binary.AppendUvarint(name, uint64(i))
+			msg.UUID = uuid.NewSHA1(producedNamespace, name).String()
+		}
+	}
+}
+
+func encodeProduced(topic string, messages []*message.Message) ([]byte, error) {
+	s := stored{Version: producedVersion, Topic: []byte(topic), Messages: make([]storedMessage, len(messages))}
+	for i, msg := range messages {
+		s.Messages[i] = storedMessage{UUID: []byte(msg.UUID), Payload: msg.Payload}
+		for field, value := range msg.Metadata {
+			s.Messages[i].Metadata = append(s.Messages[i].Metadata, [2][]byte{[]byte(field), []byte(value)})
+		}
+		fields := s.Messages[i].Metadata
+		sort.Slice(fields, func(a, b int) bool { return string(fields[a][0]) < string(fields[b][0]) })
+	}
+	return json.Marshal(s)
+}
+
+func decodeProduced(encoded []byte) (topic string, messages []*message.Message, err error) {
+	var s stored
+	if err := json.Unmarshal(encoded, &s); err != nil {
+		return "", nil, fmt.Errorf("%w: %w", ErrStoredMessages, err)
+	}
+	if s.Version != producedVersion {
+		return "", nil, fmt.Errorf("%w: they have version %d, this module reads version %d", ErrStoredMessages, s.Version, producedVersion)
+	}
+	messages = make([]*message.Message, len(s.Messages))
+	for i, m := range s.Messages {
+		messages[i] = message.NewMessage(string(m.UUID), m.Payload)
+		for _, field := range m.Metadata {
+			messages[i].Metadata.Set(string(field[0]), string(field[1]))
+		}
+	}
+	return string(s.Topic), messages, nil
+}

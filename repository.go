@@ -1,0 +1,68 @@
+package inbox
+
+import (
+	"context"
+	"time"
+)
+
+// Repository keeps the records of messages that have been processed.
+//
+// An implementation supplies the steps; their order, the rollback and the commit are the middleware's.
+// It must pass inboxtest.TestRepository, which has a case for every sentence below.
+// All methods may be called by many goroutines and many processes at once.
+//
+// Stability: implementations outside of this module are welcome. A method is only ever added with a new
+// major version; optional abilities become interfaces of their own.
+type Repository interface {
+	// Claim opens a transaction and claims the key in it. Both are one call, so that a driver that can
+	// pipeline sends them in one round trip. The key is valid.
+	//
+	// The database decides who gets the key, by its unique key alone; nothing is looked up before.
+	//   - The key was free: Claim returns the open transaction and a nil record.
+	//   - The key is claimed by an open transaction: Claim waits for that to end.
+	//   - The key was processed: Claim returns the open transaction and the record, as read back.
+	//     "No row was inserted" alone is not enough to say so.
+	//   - Otherwise it returns an error, and has rolled back. In doubt it returns an error.
+	//
+	// The transaction must not outlive ctx: when ctx ends, before or after Claim has returned, the
+	// transaction is rolled back and a waiting Claim returns. Claim must need no second connection while
+	// it holds one.
+	Claim(ctx context.Context, key Key) (Transaction, *Record, error)
+
+	// DeleteProcessed deletes at most limit records that were processed longer ago than the given age,
+	// oldest first, in a short transaction of its own, and returns how many it deleted. The age is
+	// measured by the database's clock. Records with stored messages that are not known to be sent are
+	// kept.
+	DeleteProcessed(ctx context.Context, age time.Duration, limit int) (deleted int, err error)
+
+	// CountUnsent returns how many records processed longer ago than the given age are kept because of
+	// stored messages that are not known to be sent.
+	CountUnsent(ctx context.Context, age time.Duration) (count int, err error)
+}
+
+// Transaction is an open transaction that holds a claim.
+// Its methods are called by one goroutine; the handler may use what it wraps until the handler returns.
+type Transaction interface {
+	// Store keeps the encoded produced messages in the claim's record, in this transaction.
+	Store(ctx context.Context, produced []byte) error
+
+	// Commit commits the claim and all that the handler wrote. It returns nil only if the database has
+	// said that *this* transaction is committed. An error that the handler caused (it went on after a
+	// failed statement, it ended the transaction, it left a deferred constraint violated) matches
+	// [ErrTransactionBroken] and wraps the driver's error.
+	Commit(ctx context.Context) error
+
+	// Rollback undoes the claim and all that the handler wrote, also when the context given to Claim has
+	// ended, and leaves the connection fit for use or closes it. After Commit it does nothing.
+	Rollback() error
+}
+
+// Record is what the inbox keeps of a message that has been processed.
+type Record struct {
+	// ProcessedAt is the time of the claim, by the database's clock.
+	ProcessedAt time.Time
+
+	// Produced are the encoded messages that the handler returned; nil when it returned none, or when
+	// they are known to be sent.
+	Produced []byte
+}
