@@ -1,0 +1,160 @@
+package inboxsql
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/lib/pq"
+)
+
+// DefaultPostgreSQLSchema is the [SchemaAdapter] for PostgreSQL 12 and later. It is made for lib/pq and
+// works with pgx's database/sql driver.
+//
+// Values are sent as quoted literals: with a driver's parameters a statement takes one more round trip
+// and a prepared statement, which transaction-mode poolers do not carry.
+type DefaultPostgreSQLSchema struct{}
+
+var _ SchemaAdapter = DefaultPostgreSQLSchema{}
+
+// ClaimQuery implements [SchemaAdapter].
+func (DefaultPostgreSQLSchema) ClaimQuery(params KeyParams) Query {
+	return Query{Query: `INSERT INTO ` + params.Table.Quoted() + ` ("consumer", "message_id") VALUES (` +
+		pq.QuoteLiteral(params.Key.Consumer) + `, ` + pq.QuoteLiteral(params.Key.MessageID) +
+		`) ON CONFLICT ("consumer", "message_id") DO NOTHING`}
+}
+
+// RecordQuery implements [SchemaAdapter].
+func (DefaultPostgreSQLSchema) RecordQuery(params KeyParams) Query {
+	return Query{Query: `SELECT (extract(epoch FROM "processed_at") * 1000000)::bigint, ` +
+		`CASE WHEN "dispatched_at" IS NULL THEN "produced" END FROM ` + params.Table.Quoted() + whereKey(params)}
+}
+
+// StoreQuery implements [SchemaAdapter].
+func (DefaultPostgreSQLSchema) StoreQuery(params StoreParams) Query {
+	return Query{Query: `UPDATE ` + params.Table.Quoted() +
+		` SET "produced" = decode('` + hex.EncodeToString(params.Produced) + `', 'hex')` + whereKey(params.KeyParams)}
+}
+
+// MarkOpenQuery implements [SchemaAdapter]: the row's xmin is the mark.
+func (DefaultPostgreSQLSchema) MarkOpenQuery(ProofParams) Query { return Query{} }
+
+// ProveOpenQuery implements [SchemaAdapter]. Lib/pq refuses to commit a transaction that has failed or
+// ended; pgx's bridge commits what a ROLLBACK sent as text has ended, and others are not known.
+// The division fails unless this very transaction has written the record.
+func (DefaultPostgreSQLSchema) ProveOpenQuery(params ProofParams) Query {
+	if _, ok := params.Driver.(*pq.Driver); ok {
+		return Query{}
+	}
+	return Query{Query: `SELECT 1 / count(*) FROM ` + params.Table.Quoted() + whereKey(params.KeyParams) +
+		` AND xmin::text = (txid_current() % 4294967296)::text`}
+}
+
+// DeleteProcessedQuery implements [SchemaAdapter]. The conditions stand outside again because a ctid is
+// unique only within one partition. Rows that another cleaner has locked are its own to delete.
+func (DefaultPostgreSQLSchema) DeleteProcessedQuery(params DeleteProcessedParams) Query {
+	expired := fmt.Sprintf(`"processed_at" < now() - %s AND ("produced" IS NULL OR "dispatched_at" IS NOT NULL)`,
+		interval(params.Age.Microseconds()))
+	return Query{Query: fmt.Sprintf(`DELETE FROM %[1]s WHERE ctid = ANY (ARRAY(SELECT ctid FROM %[1]s WHERE %[2]s `+
+		`ORDER BY "processed_at" LIMIT %[3]d FOR UPDATE SKIP LOCKED)) AND %[2]s`, params.Table.Quoted(), expired, params.Limit)}
+}
+
+// CountUnsentQuery implements [SchemaAdapter].
+func (DefaultPostgreSQLSchema) CountUnsentQuery(params CountUnsentParams) Query {
+	return Query{Query: fmt.Sprintf(`SELECT count(*) FROM %s WHERE "processed_at" < now() - %s `+
+		`AND "produced" IS NOT NULL AND "dispatched_at" IS NULL`, params.Table.Quoted(), interval(params.Age.Microseconds()))}
+}
+
+// CheckQuery implements [SchemaAdapter].
+func (DefaultPostgreSQLSchema) CheckQuery(params CheckParams) Query {
+	return Query{Query: strings.ReplaceAll(postgreSQLCheck, "$table", pq.QuoteLiteral(params.Table.Quoted()))}
+}
+
+// A lock of the transaction, not of the session, so that poolers work. Without it CREATE TABLE IF NOT
+// EXISTS fails in some of the instances that start at once.
+const postgreSQLSchemaLock = `SELECT pg_advisory_xact_lock(hashtext('watermill-inbox schema'))`
+
+// SchemaInitializingQueries implements [SchemaAdapter].
+func (DefaultPostgreSQLSchema) SchemaInitializingQueries(params SchemaInitializingQueriesParams) []Query {
+	return append([]Query{{Query: postgreSQLSchemaLock}}, schemaQueries("postgresql", params.Table)...)
+}
+
+// IsBrokenByHandler implements [SchemaAdapter]: the server refused, and not because of its own state.
+func (DefaultPostgreSQLSchema) IsBrokenByHandler(err error) bool {
+	if errors.Is(err, pq.ErrInFailedTransaction) {
+		return true
+	}
+	var stateErr interface{ SQLState() string }
+	if !errors.As(err, &stateErr) {
+		return false
+	}
+	// Connection, transaction rollback (serialization, deadlock), resources, object state (locks),
+	// operator, system, internal; the idle-in-transaction and transaction timeouts.
+	for _, class := range []string{"08", "40", "53", "54", "55", "57", "58", "F0", "XX", "25P03", "25P04"} {
+		if strings.HasPrefix(stateErr.SQLState(), class) {
+			return false
+		}
+	}
+	return true
+}
+
+func whereKey(params KeyParams) string {
+	return ` WHERE "consumer" = ` + pq.QuoteLiteral(params.Key.Consumer) +
+		` AND "message_id" = ` + pq.QuoteLiteral(params.Key.MessageID)
+}
+
+func interval(microseconds int64) string {
+	return fmt.Sprintf(`%d * interval '1 microsecond'`, microseconds)
+}
+
+const postgreSQLCheck = `
+WITH inbox AS (
+	SELECT oid, relkind, relpersistence FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass($table)
+), attribute AS (
+	SELECT a.* FROM inbox JOIN pg_catalog.pg_attribute a ON a.attrelid = inbox.oid AND a.attnum > 0 AND NOT a.attisdropped
+), key AS (
+	SELECT * FROM attribute WHERE attname IN ('consumer', 'message_id')
+)
+SELECT 'the server is read-only: a standby, or default_transaction_read_only is on'
+WHERE pg_catalog.current_setting('transaction_read_only') = 'on'
+UNION ALL
+SELECT name || ' is ' || pg_catalog.current_setting(name) || ', it must be UTF8'
+FROM (VALUES ('server_encoding'), ('client_encoding')) AS encoding (name)
+WHERE pg_catalog.current_setting(name) NOT IN ('UTF8', 'UNICODE')
+UNION ALL
+SELECT 'the table does not exist in the search path: apply schema file 001_inbox.sql'
+WHERE NOT EXISTS (SELECT FROM inbox)
+UNION ALL
+SELECT 'it is not a table' FROM inbox WHERE relkind NOT IN ('r', 'p')
+UNION ALL
+SELECT 'the table is unlogged or temporary: a crash of the server would forget what was processed'
+FROM inbox WHERE relpersistence <> 'p'
+UNION ALL
+SELECT 'column ' || name || ' is missing: apply schema file 001_inbox.sql'
+FROM inbox, (VALUES ('consumer'), ('message_id'), ('processed_at'), ('produced'), ('dispatched_at')) AS need (name)
+WHERE NOT EXISTS (SELECT FROM attribute WHERE attname = name)
+UNION ALL
+SELECT 'column ' || attname || ' has type ' || pg_catalog.format_type(atttypid, atttypmod) ||
+	', it must be text, or varchar with at least 255 characters'
+FROM key
+WHERE atttypid NOT IN ('pg_catalog.text'::regtype, 'pg_catalog.varchar'::regtype)
+	OR atttypid = 'pg_catalog.varchar'::regtype AND atttypmod BETWEEN 0 AND 255 + 3
+UNION ALL
+SELECT 'column ' || attname || ' has a nondeterministic collation, so different names would meet; use COLLATE "C"'
+FROM key JOIN pg_catalog.pg_collation c ON c.oid = attcollation WHERE NOT c.collisdeterministic
+UNION ALL
+SELECT 'no primary key or unique index on exactly (consumer, message_id) that is valid, immediate, not partial and compares bytes'
+FROM inbox
+WHERE NOT EXISTS (
+	SELECT FROM pg_catalog.pg_index i
+	WHERE i.indrelid = inbox.oid
+		AND i.indisunique AND i.indisvalid AND i.indisready AND i.indimmediate
+		AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indnkeyatts = 2
+		AND (SELECT count(DISTINCT key.attname) FROM key WHERE key.attnum = ANY (i.indkey[0:1])) = 2
+		AND NOT EXISTS (SELECT FROM pg_catalog.pg_collation c WHERE c.oid = ANY (i.indcollation) AND NOT c.collisdeterministic)
+)
+UNION ALL
+SELECT 'the role ' || current_user || ' lacks the privilege ' || privilege
+FROM inbox, (VALUES ('INSERT'), ('SELECT'), ('UPDATE')) AS need (privilege)
+WHERE NOT pg_catalog.has_any_column_privilege(inbox.oid, privilege)`

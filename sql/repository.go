@@ -1,0 +1,101 @@
+package inboxsql
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	inbox "github.com/devmappa/watermill-inbox"
+)
+
+// Options of the repository.
+type Options struct {
+	// SchemaAdapter is DefaultPostgreSQLSchema, DefaultSQLiteSchema or one's own. Required.
+	SchemaAdapter SchemaAdapter
+
+	// Table is the table's name, with or without its schema: letters, digits, underscores and one dot.
+	// Default: "watermill_inbox".
+	Table string
+
+	// TxOptions are used to open each transaction. ReadOnly is refused. Under REPEATABLE READ and
+	// SERIALIZABLE a copy that waited for the first gets an error and is a duplicate on its retry.
+	// Default: nil, the isolation level of the server.
+	TxOptions *sql.TxOptions
+}
+
+// Repository is an [inbox.Repository] on database/sql. All its methods may be called by many goroutines.
+type Repository struct {
+	db        *sql.DB
+	schema    SchemaAdapter
+	table     Table
+	txOptions *sql.TxOptions
+	checked   atomic.Bool
+}
+
+var _ inbox.Repository = (*Repository)(nil)
+
+// NewRepository returns a repository on the pool. It opens no connection, so that a service may start
+// before its database. The pool stays the caller's, who closes it.
+func NewRepository(db *sql.DB, options Options) (*Repository, error) {
+	if db == nil {
+		return nil, errors.New("inboxsql: db is nil")
+	}
+	if options.SchemaAdapter == nil {
+		return nil, errors.New("inboxsql: SchemaAdapter is nil")
+	}
+	if options.TxOptions != nil && options.TxOptions.ReadOnly {
+		return nil, errors.New("inboxsql: TxOptions.ReadOnly is set, but a claim is a write")
+	}
+	if options.Table == "" {
+		options.Table = defaultTable
+	}
+	table, err := parseTable(options.Table)
+	if err != nil {
+		return nil, err
+	}
+	return &Repository{db: db, schema: options.SchemaAdapter, table: table, txOptions: options.TxOptions}, nil
+}
+
+// Claim implements [inbox.Repository].
+func (r *Repository) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
+	if !r.checked.Load() {
+		if err := r.Check(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
+	tx, err := r.db.BeginTx(ctx, r.txOptions)
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot begin: %w", err)
+	}
+	t := &transaction{repository: r, tx: tx, key: key}
+	record, err := t.claim(ctx)
+	if err != nil {
+		_ = t.Rollback() // the claim's error says more
+		return nil, nil, err
+	}
+	return t, record, nil
+}
+
+// DeleteProcessed implements [inbox.Repository].
+func (r *Repository) DeleteProcessed(ctx context.Context, age time.Duration, limit int) (int, error) {
+	query := r.schema.DeleteProcessedQuery(DeleteProcessedParams{Table: r.table, Age: age, Limit: limit})
+	result, err := r.db.ExecContext(ctx, query.Query, query.Args...)
+	if err != nil {
+		return 0, fmt.Errorf("inboxsql: cannot delete processed records: %w", err)
+	}
+	deleted, err := result.RowsAffected()
+	return int(deleted), err
+}
+
+// CountUnsent implements [inbox.Repository].
+func (r *Repository) CountUnsent(ctx context.Context, age time.Duration) (int, error) {
+	query := r.schema.CountUnsentQuery(CountUnsentParams{Table: r.table, Age: age})
+	var count int
+	if err := r.db.QueryRowContext(ctx, query.Query, query.Args...).Scan(&count); err != nil {
+		return 0, fmt.Errorf("inboxsql: cannot count unsent records: %w", err)
+	}
+	return count, nil
+}

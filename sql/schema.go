@@ -1,0 +1,109 @@
+package inboxsql
+
+import (
+	"context"
+	"embed"
+	"fmt"
+	"io/fs"
+	"strings"
+)
+
+// Schema holds the schema files, as schema/<database>/NNN_*.sql, for users who run migrations with a tool
+// of their own. They are numbered and additive: an instance works with the files of its version and with
+// those of the next one.
+//
+//go:embed schema
+var Schema embed.FS
+
+// schemaQueries returns a query per schema file, for the given table.
+func schemaQueries(database string, table Table) []Query {
+	files, err := fs.Glob(Schema, "schema/"+database+"/*.sql")
+	if err != nil || len(files) == 0 {
+		panic("inboxsql: no schema files for " + database) // they are compiled in
+	}
+	// An index lives in its table's schema and is named without it in PostgreSQL.
+	names := strings.NewReplacer(
+		`"`+defaultTable+indexSuffix+`"`, `"`+table.Name()+indexSuffix+`"`,
+		`"`+defaultTable+`"`, table.Quoted(),
+	)
+	queries := make([]Query, len(files))
+	for i, file := range files {
+		text, err := fs.ReadFile(Schema, file)
+		if err != nil {
+			panic("inboxsql: " + err.Error())
+		}
+		queries[i].Query = names.Replace(string(text))
+	}
+	return queries
+}
+
+// InitializeSchema creates what is missing of the table and its index, and then checks it, see
+// [Repository.Check]. Many instances may call it at once. When nothing is missing it only reads, so that
+// a role without the right to create may call it.
+func (r *Repository) InitializeSchema(ctx context.Context) error {
+	if r.Check(ctx) == nil {
+		return nil
+	}
+	if err := r.initializeSchema(ctx); err != nil {
+		return fmt.Errorf("inboxsql: cannot initialize the schema: %w", err)
+	}
+	return r.Check(ctx)
+}
+
+func (r *Repository) initializeSchema(ctx context.Context) error {
+	tx, err := r.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }()
+	for _, query := range r.schema.SchemaInitializingQueries(SchemaInitializingQueriesParams{Table: r.table}) {
+		if _, err := tx.ExecContext(ctx, query.Query, query.Args...); err != nil {
+			return err
+		}
+	}
+	return tx.Commit()
+}
+
+// CheckError tells why the table or the server cannot be used. Nothing is claimed and nothing is
+// acknowledged until the faults are mended.
+type CheckError struct {
+	Table    string
+	Problems []string
+}
+
+// Error lists the problems.
+func (e *CheckError) Error() string {
+	return fmt.Sprintf("inboxsql: table %s cannot be used as an inbox: %s", e.Table, strings.Join(e.Problems, "; "))
+}
+
+// Check verifies that the inbox can be trusted: the server is writable; both ends speak UTF-8; the table
+// is there with all its columns, and survives a crash; the names are compared byte by byte; there is a
+// unique key on exactly the key's columns, and nothing more. It returns a [*CheckError] that names all
+// faults, or the error of the query.
+//
+// It runs by itself before the first claim until it has succeeded once. It is one query on the catalog,
+// cheap enough for a readiness probe.
+func (r *Repository) Check(ctx context.Context) error {
+	query := r.schema.CheckQuery(CheckParams{Table: r.table})
+	rows, err := r.db.QueryContext(ctx, query.Query, query.Args...)
+	if err != nil {
+		return fmt.Errorf("inboxsql: cannot check the schema: %w", err)
+	}
+	defer rows.Close()
+	found := &CheckError{Table: r.table.Quoted()}
+	for rows.Next() {
+		var problem string
+		if err := rows.Scan(&problem); err != nil {
+			return fmt.Errorf("inboxsql: cannot check the schema: %w", err)
+		}
+		found.Problems = append(found.Problems, problem)
+	}
+	if err := rows.Err(); err != nil {
+		return fmt.Errorf("inboxsql: cannot check the schema: %w", err)
+	}
+	if len(found.Problems) > 0 {
+		return found
+	}
+	r.checked.Store(true)
+	return nil
+}

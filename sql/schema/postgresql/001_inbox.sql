@@ -1,0 +1,21 @@
+-- watermill-inbox, schema 001 (PostgreSQL 12 and later).
+-- Paste it into your migration tool as it is, or rename the table and its index.
+--
+-- The names are compared byte by byte, hence the collation. There is no sequence, trigger or foreign
+-- key here on purpose: every one of them would be work, or a way to fail, on the path of each message.
+
+CREATE TABLE IF NOT EXISTS "watermill_inbox" (
+    "consumer"      TEXT COLLATE "C" NOT NULL,
+    "message_id"    TEXT COLLATE "C" NOT NULL,
+    "processed_at"  TIMESTAMPTZ NOT NULL DEFAULT now(),
+    "produced"      BYTEA,        -- messages that the handler returned; most handlers return none
+    "dispatched_at" TIMESTAMPTZ,  -- when they were known to be sent
+    PRIMARY KEY ("consumer", "message_id")
+);
+
+-- Finds what the Cleaner deletes.
+CREATE INDEX IF NOT EXISTS "watermill_inbox_processed_at_idx" ON "watermill_inbox" ("processed_at");
+
+-- The least that a consumer needs; DELETE only where the Cleaner runs:
+--   GRANT SELECT, INSERT, UPDATE ON "watermill_inbox" TO your_consumer_role;
+--   GRANT DELETE ON "watermill_inbox" TO your_cleaner_role;

@@ -1,0 +1,96 @@
+package inboxsql
+
+import (
+	"database/sql/driver"
+	"time"
+
+	inbox "github.com/devmappa/watermill-inbox"
+)
+
+// SchemaAdapter produces the SQL text for one database. It runs nothing: the order of the statements,
+// and all decisions, are the [Repository]'s. A new database is one such adapter and its schema files.
+//
+// Its methods may be called by many goroutines at once.
+type SchemaAdapter interface {
+	// ClaimQuery inserts the key and affects one row, or, by a conflict clause that names the key's
+	// columns, none when there is a record already.
+	ClaimQuery(params KeyParams) Query
+
+	// RecordQuery selects the key's record: processed_at as microseconds since 1970, and produced, which
+	// is NULL when the messages are known to be sent.
+	RecordQuery(params KeyParams) Query
+
+	// StoreQuery sets produced in the key's record.
+	StoreQuery(params StoreParams) Query
+
+	// MarkOpenQuery and ProveOpenQuery are for drivers that commit without saying that the transaction
+	// had ended before: the first runs after the claim, the second before the commit, and it must fail
+	// unless the transaction with the claim is still open. Empty text: not needed.
+	MarkOpenQuery(params ProofParams) Query
+	ProveOpenQuery(params ProofParams) Query
+
+	// DeleteProcessedQuery deletes as inbox.Repository.DeleteProcessed says.
+	DeleteProcessedQuery(params DeleteProcessedParams) Query
+
+	// CountUnsentQuery selects the number that inbox.Repository.CountUnsent returns.
+	CountUnsentQuery(params CountUnsentParams) Query
+
+	// CheckQuery selects one text per fault that would make the inbox unsafe or unusable; no row when
+	// all is well. See [Repository.Check] for what it looks at.
+	CheckQuery(params CheckParams) Query
+
+	// SchemaInitializingQueries create what is missing. They run in one transaction and must be safe
+	// when many instances run them at once.
+	SchemaInitializingQueries(params SchemaInitializingQueriesParams) []Query
+
+	// IsBrokenByHandler reports whether an error of StoreQuery, ProveOpenQuery or COMMIT was caused by
+	// what the handler did in the transaction, by the error's code. False in doubt.
+	IsBrokenByHandler(err error) bool
+}
+
+// Query is a statement and its arguments.
+type Query struct {
+	Query string
+	Args  []any
+}
+
+// KeyParams are the parameters of queries for one record.
+type KeyParams struct {
+	Table Table
+	Key   inbox.Key // valid
+}
+
+// StoreParams are the parameters of StoreQuery.
+type StoreParams struct {
+	KeyParams
+	Produced []byte
+}
+
+// ProofParams are the parameters of MarkOpenQuery and ProveOpenQuery.
+type ProofParams struct {
+	KeyParams
+	Driver driver.Driver // of the *sql.DB
+}
+
+// DeleteProcessedParams are the parameters of DeleteProcessedQuery.
+type DeleteProcessedParams struct {
+	Table Table
+	Age   time.Duration
+	Limit int
+}
+
+// CountUnsentParams are the parameters of CountUnsentQuery.
+type CountUnsentParams struct {
+	Table Table
+	Age   time.Duration
+}
+
+// CheckParams are the parameters of CheckQuery.
+type CheckParams struct {
+	Table Table
+}
+
+// SchemaInitializingQueriesParams are the parameters of SchemaInitializingQueries.
+type SchemaInitializingQueriesParams struct {
+	Table Table
+}

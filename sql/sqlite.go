@@ -1,0 +1,125 @@
+package inboxsql
+
+import (
+	"errors"
+	"strings"
+)
+
+// DefaultSQLiteSchema is the [SchemaAdapter] for SQLite 3.24 and later, with any driver.
+//
+// SQLite has one writer at a time: the claim, as the transaction's first statement, takes the write lock,
+// and other messages wait for it within the connection's busy timeout. Set one in the DSN (with
+// modernc.org/sqlite: _pragma=busy_timeout(5000)), and the WAL journal mode.
+type DefaultSQLiteSchema struct{}
+
+var _ SchemaAdapter = DefaultSQLiteSchema{}
+
+// ClaimQuery implements [SchemaAdapter].
+func (DefaultSQLiteSchema) ClaimQuery(params KeyParams) Query {
+	return Query{`INSERT INTO ` + params.Table.Quoted() + ` ("consumer", "message_id") VALUES (?, ?) ` +
+		`ON CONFLICT ("consumer", "message_id") DO NOTHING`, keyArgs(params)}
+}
+
+// RecordQuery implements [SchemaAdapter].
+func (DefaultSQLiteSchema) RecordQuery(params KeyParams) Query {
+	return Query{`SELECT "processed_at" * 1000, CASE WHEN "dispatched_at" IS NULL THEN "produced" END FROM ` +
+		params.Table.Quoted() + ` WHERE "consumer" = ? AND "message_id" = ?`, keyArgs(params)}
+}
+
+// StoreQuery implements [SchemaAdapter].
+func (DefaultSQLiteSchema) StoreQuery(params StoreParams) Query {
+	return Query{`UPDATE ` + params.Table.Quoted() + ` SET "produced" = ? WHERE "consumer" = ? AND "message_id" = ?`,
+		append([]any{params.Produced}, keyArgs(params.KeyParams)...)}
+}
+
+// MarkOpenQuery implements [SchemaAdapter].
+func (DefaultSQLiteSchema) MarkOpenQuery(ProofParams) Query {
+	return Query{Query: `SAVEPOINT "watermill_inbox_claimed"`}
+}
+
+// ProveOpenQuery implements [SchemaAdapter]. SQLite rolls a transaction back by itself on some errors
+// (disk full, ON CONFLICT ROLLBACK); what the handler writes after that is committed statement by
+// statement. The savepoint is gone then.
+func (DefaultSQLiteSchema) ProveOpenQuery(ProofParams) Query {
+	return Query{Query: `RELEASE "watermill_inbox_claimed"`}
+}
+
+// DeleteProcessedQuery implements [SchemaAdapter].
+func (DefaultSQLiteSchema) DeleteProcessedQuery(params DeleteProcessedParams) Query {
+	return Query{`DELETE FROM ` + params.Table.Quoted() + ` WHERE ("consumer", "message_id") IN (` +
+		`SELECT "consumer", "message_id" FROM ` + params.Table.Quoted() + ` WHERE "processed_at" < ` + sqliteNow + ` - ? ` +
+		`AND ("produced" IS NULL OR "dispatched_at" IS NOT NULL) ORDER BY "processed_at" LIMIT ?)`,
+		[]any{params.Age.Milliseconds(), params.Limit}}
+}
+
+// CountUnsentQuery implements [SchemaAdapter].
+func (DefaultSQLiteSchema) CountUnsentQuery(params CountUnsentParams) Query {
+	return Query{`SELECT count(*) FROM ` + params.Table.Quoted() + ` WHERE "processed_at" < ` + sqliteNow + ` - ? ` +
+		`AND "produced" IS NOT NULL AND "dispatched_at" IS NULL`, []any{params.Age.Milliseconds()}}
+}
+
+// CheckQuery implements [SchemaAdapter].
+func (DefaultSQLiteSchema) CheckQuery(params CheckParams) Query {
+	schema := params.Table.Schema()
+	if schema == "" {
+		schema = "main"
+	}
+	// Both names are identifiers, see parseTable.
+	return Query{Query: strings.NewReplacer("$table", params.Table.Name(), "$schema", schema).Replace(sqliteCheck)}
+}
+
+// SchemaInitializingQueries implements [SchemaAdapter].
+func (DefaultSQLiteSchema) SchemaInitializingQueries(params SchemaInitializingQueriesParams) []Query {
+	return schemaQueries("sqlite", params.Table)
+}
+
+// IsBrokenByHandler implements [SchemaAdapter], for drivers whose errors tell SQLite's result code by a
+// method Code() int, as modernc.org/sqlite's do.
+func (DefaultSQLiteSchema) IsBrokenByHandler(err error) bool {
+	var codeErr interface{ Code() int }
+	if !errors.As(err, &codeErr) {
+		return false
+	}
+	const (
+		sqliteError      = 1  // no such savepoint, no transaction is active
+		sqliteConstraint = 19 // deferred foreign keys
+	)
+	primary := codeErr.Code() & 0xff
+	return primary == sqliteError || primary == sqliteConstraint
+}
+
+// sqliteNow is the schema's default of processed_at.
+const sqliteNow = `CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)`
+
+func keyArgs(params KeyParams) []any {
+	return []any{params.Key.Consumer, params.Key.MessageID}
+}
+
+const sqliteCheck = `
+WITH attribute AS (
+	SELECT name, upper(type) AS type FROM pragma_table_info('$table', '$schema')
+), key AS (
+	SELECT * FROM attribute WHERE name IN ('consumer', 'message_id')
+)
+SELECT 'the connection is read-only (PRAGMA query_only)'
+FROM pragma_query_only WHERE query_only <> 0
+UNION ALL
+SELECT 'the table does not exist: apply schema file 001_inbox.sql'
+WHERE NOT EXISTS (SELECT 1 FROM attribute)
+UNION ALL
+SELECT 'column ' || need.column1 || ' is missing: apply schema file 001_inbox.sql'
+FROM (VALUES ('consumer'), ('message_id'), ('processed_at'), ('produced'), ('dispatched_at')) AS need
+WHERE EXISTS (SELECT 1 FROM attribute) AND need.column1 NOT IN (SELECT name FROM attribute)
+UNION ALL
+SELECT 'column ' || name || ' has type ' || type || ', which changes what it stores; it must be TEXT'
+FROM key
+WHERE type LIKE '%INT%' OR NOT (type LIKE '%CHAR%' OR type LIKE '%CLOB%' OR type LIKE '%TEXT%')
+UNION ALL
+SELECT 'no primary key or unique index on exactly (consumer, message_id) that is not partial and compares bytes'
+WHERE EXISTS (SELECT 1 FROM attribute) AND NOT EXISTS (
+	SELECT 1 FROM pragma_index_list('$table', '$schema') AS i
+	WHERE i."unique" = 1 AND i.partial = 0
+		AND (SELECT count(*) FROM pragma_index_xinfo(i.name, '$schema') WHERE "key" = 1) = 2
+		AND (SELECT count(*) FROM pragma_index_xinfo(i.name, '$schema')
+			WHERE "key" = 1 AND name IN ('consumer', 'message_id') AND coll = 'BINARY') = 2
+)`

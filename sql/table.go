@@ -1,0 +1,55 @@
+package inboxsql
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+const (
+	defaultTable = "watermill_inbox"
+	indexSuffix  = "_processed_at_idx"
+)
+
+// identifier leaves out what would need quoting, so that the same name works unquoted in a migration.
+var identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+// maxIdentifierBytes is PostgreSQL's limit; it cuts longer names without an error.
+const maxIdentifierBytes = 63
+
+// Table is a validated table name.
+type Table struct {
+	schema, name string
+}
+
+// parseTable accepts "table" and "schema.table".
+func parseTable(s string) (Table, error) {
+	t := Table{name: s}
+	if schema, name, qualified := strings.Cut(s, "."); qualified {
+		t = Table{schema: schema, name: name}
+		if !identifier.MatchString(schema) || len(schema) > maxIdentifierBytes {
+			return Table{}, fmt.Errorf("inboxsql: invalid schema in table name %q", s)
+		}
+	}
+	if !identifier.MatchString(t.name) {
+		return Table{}, fmt.Errorf("inboxsql: invalid table name %q: letters, digits and underscores are allowed, and a schema before a dot", s)
+	}
+	if limit := maxIdentifierBytes - len(indexSuffix); len(t.name) > limit {
+		return Table{}, fmt.Errorf("inboxsql: table name %q is longer than %d bytes", s, limit)
+	}
+	return t, nil
+}
+
+// Name is the name without its schema.
+func (t Table) Name() string { return t.name }
+
+// Schema is the schema's name; empty when the table was named without one.
+func (t Table) Schema() string { return t.schema }
+
+// Quoted is the name to write into SQL text.
+func (t Table) Quoted() string {
+	if t.schema == "" {
+		return `"` + t.name + `"`
+	}
+	return `"` + t.schema + `"."` + t.name + `"`
+}

@@ -1,0 +1,131 @@
+package inboxsql
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"time"
+
+	inbox "github.com/devmappa/watermill-inbox"
+)
+
+// TxFromContext returns the transaction in which the message is claimed. All that the handler writes
+// through it is committed together with the claim, or not at all. The handler must neither commit nor
+// roll it back. It returns false outside of a handler and once the transaction has ended.
+//
+// Watermill-sql has a function of the same name that returns its subscriber's transaction; writing
+// through that one leaves the guarantee.
+func TxFromContext(ctx context.Context) (*sql.Tx, bool) {
+	t, ok := inbox.TransactionFromContext[*transaction](ctx)
+	if !ok {
+		return nil, false
+	}
+	return t.tx, true
+}
+
+// ContextWithTx returns a context in which [TxFromContext] finds the transaction, to unit-test a handler
+// without a router: begin a transaction, call the handler, look at what it wrote, roll back.
+func ContextWithTx(ctx context.Context, tx *sql.Tx) context.Context {
+	return inbox.ContextWithTransaction(ctx, &transaction{tx: tx})
+}
+
+type transaction struct {
+	repository *Repository
+	tx         *sql.Tx
+	key        inbox.Key
+}
+
+// claim claims the key in the open transaction, or returns the record of the one who did before.
+func (t *transaction) claim(ctx context.Context) (*inbox.Record, error) {
+	// Twice, since a cleaner may delete the record between the claim and the look at it.
+	for range 2 {
+		inserted, err := t.exec(ctx, t.repository.schema.ClaimQuery(t.keyParams()))
+		if err != nil {
+			return nil, fmt.Errorf("cannot claim: %w", err)
+		}
+		if inserted == 1 {
+			if _, err := t.exec(ctx, t.repository.schema.MarkOpenQuery(t.proofParams())); err != nil {
+				return nil, fmt.Errorf("cannot mark the claim: %w", err)
+			}
+			return nil, nil
+		}
+		record, err := t.record(ctx)
+		if !errors.Is(err, sql.ErrNoRows) {
+			return record, err
+		}
+	}
+	return nil, inbox.ErrNoRecord
+}
+
+func (t *transaction) record(ctx context.Context) (*inbox.Record, error) {
+	query := t.repository.schema.RecordQuery(t.keyParams())
+	var (
+		processedAt int64
+		produced    []byte
+	)
+	if err := t.tx.QueryRowContext(ctx, query.Query, query.Args...).Scan(&processedAt, &produced); err != nil {
+		return nil, fmt.Errorf("cannot read the record: %w", err)
+	}
+	return &inbox.Record{ProcessedAt: time.UnixMicro(processedAt), Produced: produced}, nil
+}
+
+// Store implements [inbox.Transaction].
+func (t *transaction) Store(ctx context.Context, produced []byte) error {
+	updated, err := t.exec(ctx, t.repository.schema.StoreQuery(StoreParams{KeyParams: t.keyParams(), Produced: produced}))
+	if err != nil {
+		return t.broken(ctx, err)
+	}
+	if updated != 1 {
+		return fmt.Errorf("%w: the claim is gone from it", inbox.ErrTransactionBroken)
+	}
+	return nil
+}
+
+// Commit implements [inbox.Transaction].
+func (t *transaction) Commit(ctx context.Context) error {
+	if _, err := t.exec(ctx, t.repository.schema.ProveOpenQuery(t.proofParams())); err != nil {
+		return t.broken(ctx, err)
+	}
+	return t.broken(ctx, t.tx.Commit())
+}
+
+// Rollback implements [inbox.Transaction]. There is nothing to do when database/sql has rolled back
+// because the context ended.
+func (t *transaction) Rollback() error {
+	if err := t.tx.Rollback(); !errors.Is(err, sql.ErrTxDone) {
+		return err
+	}
+	return nil
+}
+
+// broken tells the handler's faults from the server's.
+func (t *transaction) broken(ctx context.Context, err error) error {
+	// With a live context only the handler can have ended the transaction.
+	ended := errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil
+	if ended || t.repository.schema.IsBrokenByHandler(err) {
+		return fmt.Errorf("%w: %w", inbox.ErrTransactionBroken, err)
+	}
+	return err
+}
+
+// exec runs a statement in the transaction and returns the number of rows affected; an empty one does
+// nothing.
+func (t *transaction) exec(ctx context.Context, query Query) (int64, error) {
+	if query.Query == "" {
+		return 0, nil
+	}
+	result, err := t.tx.ExecContext(ctx, query.Query, query.Args...)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected()
+}
+
+func (t *transaction) keyParams() KeyParams {
+	return KeyParams{Table: t.repository.table, Key: t.key}
+}
+
+func (t *transaction) proofParams() ProofParams {
+	return ProofParams{KeyParams: t.keyParams(), Driver: t.repository.db.Driver()}
+}
