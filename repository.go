@@ -43,7 +43,8 @@ type Repository interface {
 // Transaction is an open transaction that holds a claim.
 // Its methods are called by one goroutine; the handler may use what it wraps until the handler returns.
 type Transaction interface {
-	// Store keeps the encoded produced messages in the claim's record, in this transaction.
+	// Store keeps the encoded produced messages, at least one byte, in the claim's record, in this
+	// transaction.
 	Store(ctx context.Context, produced []byte) error
 
 	// Commit commits the claim and all that the handler wrote. It returns nil only if the database has

@@ -30,6 +30,8 @@ var concurrencyCases = []kitCase{
 			}
 		} else if got.err != nil || got.record == nil {
 			k.Fatalf("the copy got record %v and error %v, want the record", got.record, got.err)
+		} else if err := got.transaction.Rollback(); err != nil {
+			k.Fatal(err)
 		}
 		k.wantProcessed(key)
 	}},

@@ -175,6 +175,7 @@ var outcomeCases = []kitCase{
 	{"handler Goexit", func(k *kit) {
 		key := k.key()
 		exits := true
+		entered := make(chan struct{})
 		var kept context.Context
 		d := k.deliver(k.Repository, inbox.Options{}, false, func(msg *message.Message) ([]*message.Message, error) {
 			kept = msg.Context()
@@ -183,11 +184,13 @@ var outcomeCases = []kitCase{
 			}
 			if exits {
 				exits = false
+				close(entered)
 				runtime.Goexit()
 			}
 			return nil, nil
 		})
 		first := d.start(key, k.context())
+		<-entered
 		d.want(acked, key) // it waits for the rollback
 		select {
 		case <-first.Acked():

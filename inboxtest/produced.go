@@ -170,7 +170,7 @@ var producedCases = []kitCase{
 		for i := range all {
 			all[i] = byte(i)
 		}
-		for _, stored := range [][]byte{{}, {0}, all, bytes.Repeat(all, 40_960)} {
+		for _, stored := range [][]byte{{0}, all, bytes.Repeat(all, 40_960)} {
 			key := k.key()
 			transaction := k.claim(k.context(), key)
 			if err := transaction.Store(k.context(), stored); err != nil {
