@@ -1,0 +1,377 @@
+package sql_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"io/fs"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	inbox "github.com/devmappa/watermill-inbox"
+	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
+	inboxsql "github.com/devmappa/watermill-inbox/sql"
+)
+
+var readOnly = &sql.TxOptions{ReadOnly: true}
+
+const postgreSQLColumns = `consumer text NOT NULL, message_id text NOT NULL, processed_at timestamptz NOT NULL DEFAULT now(), produced bytea, dispatched_at timestamptz`
+
+// Tables that would lose messages or let them run twice are refused before the first handler runs.
+func TestCheckRefuses(t *testing.T) {
+	t.Parallel()
+	key := `, PRIMARY KEY (consumer, message_id)`
+	for name, c := range map[string]struct{ driver, ddl, want string }{
+		"no table": {"postgres", `SELECT 1`, "the table does not exist"},
+		"field case 11: no unique key": {"postgres",
+			`CREATE TABLE watermill_inbox (` + postgreSQLColumns + `)`, "no primary key or unique index"},
+		"field case 11: partial unique index": {"postgres",
+			`CREATE TABLE watermill_inbox (` + postgreSQLColumns + `); CREATE UNIQUE INDEX ON watermill_inbox (consumer, message_id) WHERE consumer <> ''`, "no primary key or unique index"},
+		"field case 11: invalid unique index": {"postgres",
+			`CREATE TABLE watermill_inbox (` + postgreSQLColumns + `); CREATE UNIQUE INDEX i ON watermill_inbox (consumer, message_id);
+			 UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'i'::regclass`, "no primary key or unique index"},
+		"field case 13: key widened by a partition column": {"postgres",
+			`CREATE TABLE watermill_inbox (` + postgreSQLColumns + `, PRIMARY KEY (consumer, message_id, processed_at)) PARTITION BY RANGE (processed_at);
+			 CREATE TABLE p PARTITION OF watermill_inbox DEFAULT`, "no primary key or unique index"},
+		"key without the consumer": {"postgres",
+			`CREATE TABLE watermill_inbox (` + postgreSQLColumns + `, PRIMARY KEY (message_id))`, "no primary key or unique index"},
+		"deferrable key": {"postgres",
+			`CREATE TABLE watermill_inbox (` + postgreSQLColumns + key + ` DEFERRABLE)`, "no primary key or unique index"},
+		"key on an expression": {"postgres",
+			`CREATE TABLE watermill_inbox (` + postgreSQLColumns + `); CREATE UNIQUE INDEX ON watermill_inbox (consumer, lower(message_id))`, "no primary key or unique index"},
+		"field case 6: nondeterministic collation": {"postgres",
+			`CREATE COLLATION folding (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+			 CREATE TABLE watermill_inbox (` + strings.Replace(postgreSQLColumns, "message_id text", "message_id text COLLATE folding", 1) + key + `)`, "nondeterministic collation"},
+		"uuid column, in which spellings meet": {"postgres",
+			`CREATE TABLE watermill_inbox (` + strings.Replace(postgreSQLColumns, "message_id text", "message_id uuid", 1) + key + `)`, "column message_id has type uuid"},
+		"padded column": {"postgres",
+			`CREATE TABLE watermill_inbox (` + strings.Replace(postgreSQLColumns, "message_id text", "message_id char(255)", 1) + key + `)`, "column message_id has type character(255)"},
+		"short column": {"postgres",
+			`CREATE TABLE watermill_inbox (` + strings.Replace(postgreSQLColumns, "message_id text", "message_id varchar(36)", 1) + key + `)`, "column message_id has type character varying(36)"},
+		"missing columns": {"postgres",
+			`CREATE TABLE watermill_inbox (consumer text, message_id text, processed_at timestamptz DEFAULT now()` + key + `)`, "column produced is missing: apply schema file 001_inbox.sql; column dispatched_at is missing"},
+		"unlogged table": {"postgres",
+			`CREATE UNLOGGED TABLE watermill_inbox (` + postgreSQLColumns + key + `)`, "unlogged"},
+		"view": {"postgres",
+			`CREATE TABLE t (` + postgreSQLColumns + key + `); CREATE VIEW watermill_inbox AS SELECT * FROM t`, "it is not a table"},
+		"SQLite: no table":      {"sqlite", `SELECT 1`, "the table does not exist"},
+		"SQLite: no unique key": {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id text, processed_at int, produced blob, dispatched_at int)`, "no primary key or unique index"},
+		"SQLite: partial unique index": {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id text, processed_at int, produced blob, dispatched_at int);
+			 CREATE UNIQUE INDEX i ON watermill_inbox (consumer, message_id) WHERE consumer <> ''`, "no primary key or unique index"},
+		"SQLite: wider key":               {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id text, processed_at int, produced blob, dispatched_at int, PRIMARY KEY (consumer, message_id, processed_at))`, "no primary key or unique index"},
+		"SQLite, field case 6: collation": {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id text COLLATE NOCASE, processed_at int, produced blob, dispatched_at int, PRIMARY KEY (consumer, message_id))`, "no primary key or unique index"},
+		"SQLite: numbers meet":            {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id numeric, processed_at int, produced blob, dispatched_at int, PRIMARY KEY (consumer, message_id))`, "column message_id has type NUMERIC"},
+		"SQLite: column missing":          {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id text, processed_at int, PRIMARY KEY (consumer, message_id))`, "column produced is missing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var db *testdb.Database
+			if c.driver == "sqlite" {
+				db = testdb.SQLite(t)
+			} else {
+				db = testdb.PostgreSQL(t, c.driver)
+			}
+			db.MustExec(t, c.ddl)
+			repository := db.RepositoryWithoutSchema(t, inboxsql.Options{})
+			m, err := inbox.NewMiddleware(repository, inbox.Options{Consumer: func(string) string { return "c" }})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 2 { // it stays refused
+				_, err = m.Middleware(func(*message.Message) ([]*message.Message, error) {
+					t.Error("the handler ran")
+					return nil, nil
+				})(newMessage("1"))
+				var check *inboxsql.CheckError
+				if !errors.As(err, &check) || !strings.Contains(strings.Join(check.Problems, "; "), c.want) {
+					t.Fatalf("the error is %v, want a *CheckError that says %q", err, c.want)
+				}
+				if inbox.ShouldPoison(err) {
+					t.Fatal("a wrong table would poison messages")
+				}
+			}
+		})
+	}
+}
+
+func TestCheckAccepts(t *testing.T) {
+	t.Parallel()
+	for name, ddl := range map[string]string{
+		"unique index instead of a primary key": `CREATE TABLE watermill_inbox (` + postgreSQLColumns + `); CREATE UNIQUE INDEX ON watermill_inbox (message_id, consumer)`,
+		"varchar(255)":                          `CREATE TABLE watermill_inbox (` + strings.ReplaceAll(postgreSQLColumns, "text", "varchar(255)") + `, PRIMARY KEY (consumer, message_id))`,
+		"field case 13: hash partitions on the key": `CREATE TABLE watermill_inbox (` + postgreSQLColumns + `, PRIMARY KEY (consumer, message_id)) PARTITION BY HASH (message_id);
+			CREATE TABLE p0 PARTITION OF watermill_inbox FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+			CREATE TABLE p1 PARTITION OF watermill_inbox FOR VALUES WITH (MODULUS 2, REMAINDER 1)`,
+		"a column of the next version, and one's own": `CREATE TABLE watermill_inbox (` + postgreSQLColumns + `, added_by_the_next_version text, note text DEFAULT 'x', PRIMARY KEY (consumer, message_id))`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := testdb.PostgreSQL(t, "postgres")
+			db.MustExec(t, ddl)
+			a := newApp(t, db, db.RepositoryWithoutSchema(t, inboxsql.Options{}), inbox.Options{})
+			a.router.AddMiddleware(a.inbox.Middleware)
+			a.handle("book", "payments", func(msg *message.Message) error { return db.Write(msg.Context(), msg.UUID) })
+			a.run()
+			for _, id := range []string{"1", "2", "1", "3", "2"} {
+				a.publish("payments", newMessage(id))
+			}
+			a.wantEffects("1", "2", "3")
+		})
+	}
+}
+
+// The check repeats until it succeeds, so a service may start before its table.
+func TestCheckIsRepeatedUntilItSucceeds(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQL(t, "postgres")
+	repository := db.RepositoryWithoutSchema(t, inboxsql.Options{})
+	key := inbox.Key{Consumer: "c", MessageID: "1"}
+	if _, _, err := repository.Claim(context.Background(), key); err == nil {
+		t.Fatal("claimed without a table")
+	}
+	if err := db.Repository(t, inboxsql.Options{}).Check(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	transaction, _, err := repository.Claim(context.Background(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := transaction.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCheckRefusesAReadOnlyServer(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQL(t, "postgres")
+	db.Repository(t, inboxsql.Options{})
+	db.URL += "&default_transaction_read_only=on"
+	db.DB = db.Open(t)
+	err := db.RepositoryWithoutSchema(t, inboxsql.Options{}).Check(context.Background())
+	if err == nil || !strings.Contains(err.Error(), "read-only") {
+		t.Fatalf("the error is %v", err)
+	}
+}
+
+func TestCheckRefusesAnotherEncoding(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQL(t, "pgx")
+	db.Repository(t, inboxsql.Options{})
+	db.URL += "&client_encoding=LATIN1"
+	db.DB = db.Open(t)
+	err := db.RepositoryWithoutSchema(t, inboxsql.Options{}).Check(context.Background())
+	if err == nil || !strings.Contains(err.Error(), "client_encoding is LATIN1") {
+		t.Fatalf("the error is %v", err)
+	}
+}
+
+func TestInitializeSchemaInTwentyInstancesAtOnce(t *testing.T) {
+	t.Parallel()
+	for name, open := range map[string]func(testing.TB) *testdb.Database{
+		"lib-pq": func(t testing.TB) *testdb.Database { return testdb.PostgreSQL(t, "postgres") },
+		"pgx":    func(t testing.TB) *testdb.Database { return testdb.PostgreSQL(t, "pgx") },
+		"SQLite": testdb.SQLite,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := open(t)
+			var group sync.WaitGroup
+			start := make(chan struct{})
+			for range 20 {
+				pool := db.Open(t)
+				pool.SetMaxOpenConns(1)
+				repository, err := inboxsql.NewRepository(pool, inboxsql.Options{SchemaAdapter: db.Adapter})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := pool.Ping(); err != nil {
+					t.Fatal(err)
+				}
+				group.Add(1)
+				go func() {
+					defer group.Done()
+					<-start
+					if err := repository.InitializeSchema(context.Background()); err != nil {
+						t.Error(err)
+					}
+				}()
+			}
+			close(start)
+			group.Wait()
+		})
+	}
+}
+
+// The grants of the schema file are enough, and a role that must not create may call InitializeSchema.
+func TestLeastPrivilege(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQL(t, "postgres")
+	db.Repository(t, inboxsql.Options{})
+	role := "role_" + testdb.RandomName()
+	var schema string
+	if err := db.QueryRow(`SELECT current_schema()`).Scan(&schema); err != nil {
+		t.Fatal(err)
+	}
+	db.MustExec(t, `CREATE ROLE `+role+` LOGIN`)
+	t.Cleanup(func() { db.MustExec(t, `DROP OWNED BY `+role+`; DROP ROLE `+role) })
+	db.MustExec(t, `GRANT USAGE ON SCHEMA `+schema+` TO `+role)
+	db.MustExec(t, `GRANT INSERT, SELECT ON effects TO `+role)
+
+	asRole := *db
+	asRole.URL = strings.Replace(db.URL, "postgres://postgres@", "postgres://"+role+"@", 1)
+	asRole.DB = asRole.Open(t)
+	repository := asRole.RepositoryWithoutSchema(t, inboxsql.Options{})
+	if err := repository.Check(context.Background()); err == nil || !strings.Contains(err.Error(), "lacks the privilege INSERT") {
+		t.Fatalf("without grants the check says %v", err)
+	}
+	file, err := fs.ReadFile(inboxsql.Schema, "schema/postgresql/001_inbox.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	grants := 0
+	for _, line := range strings.Split(string(file), "\n") {
+		if _, grant, found := strings.Cut(line, "--   GRANT "); found {
+			grant = strings.NewReplacer("your_consumer_role", role, "your_cleaner_role", role).Replace(grant)
+			db.MustExec(t, "GRANT "+grant)
+			grants++
+		}
+	}
+	if grants != 2 {
+		t.Fatalf("%d grants in the schema file", grants)
+	}
+	if err := repository.InitializeSchema(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	a := newApp(t, &asRole, repository, inbox.Options{})
+	a.router.AddMiddleware(a.inbox.Middleware)
+	events := &recorder{}
+	a.router.AddHandler("book", "payments", a.broker, "events", events, func(msg *message.Message) ([]*message.Message, error) {
+		return []*message.Message{newMessage("event")}, asRole.Write(msg.Context(), msg.UUID)
+	})
+	a.run()
+	a.publish("payments", newMessage("1"))
+	a.publish("payments", newMessage("1"))
+	a.wantEffects("1")
+	if got := len(events.all()); got != 2 {
+		t.Fatalf("%d events, want the event and its replay", got)
+	}
+	if _, err := repository.DeleteProcessed(context.Background(), 1, 10); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The schema files work under another name and in another schema.
+func TestTableOption(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQL(t, "postgres")
+	schema := "other_" + testdb.RandomName()
+	db.MustExec(t, `CREATE SCHEMA `+schema)
+	t.Cleanup(func() { db.MustExec(t, `DROP SCHEMA `+schema+` CASCADE`) })
+	for _, table := range []string{schema + ".watermill_inbox", schema + ".Inbox2", "inbox3"} {
+		repository := db.Repository(t, inboxsql.Options{Table: table})
+		transaction, record, err := repository.Claim(context.Background(), inbox.Key{Consumer: "c", MessageID: "1"})
+		if err != nil || record != nil {
+			t.Fatalf("%s: %v, %v", table, record, err)
+		}
+		if err := transaction.Commit(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := db.Count(t, `SELECT count(*) FROM pg_indexes WHERE schemaname = $1`, schema); got != 4 {
+		t.Errorf("%d indexes in the schema, want a primary key and one on processed_at for each of two tables", got)
+	}
+	if got := db.Count(t, `SELECT count(*) FROM inbox3`); got != 1 {
+		t.Errorf("%d records", got)
+	}
+}
+
+// Field case 14: a duplicate burns nothing. Field case 15: no row is not a duplicate unless it is seen.
+func TestNoRowIsADuplicateOnlyIfTheRecordIsSeen(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		open func(testing.TB) *testdb.Database
+		ddl  string
+	}{
+		"a trigger swallows the row": {
+			func(t testing.TB) *testdb.Database { return testdb.PostgreSQL(t, "postgres") },
+			`CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+			 CREATE TRIGGER swallow BEFORE INSERT ON watermill_inbox FOR EACH ROW EXECUTE FUNCTION swallow()`,
+		},
+		"a rule swallows the row": {
+			func(t testing.TB) *testdb.Database { return testdb.PostgreSQL(t, "pgx") },
+			`ALTER TABLE watermill_inbox ENABLE ROW LEVEL SECURITY;
+			 CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN IF NEW.message_id = ''1'' THEN RETURN NULL; END IF; RETURN NEW; END';
+			 CREATE TRIGGER swallow BEFORE INSERT ON watermill_inbox FOR EACH ROW EXECUTE FUNCTION swallow()`,
+		},
+		"SQLite: a trigger swallows the row": {
+			testdb.SQLite,
+			`CREATE TRIGGER swallow BEFORE INSERT ON watermill_inbox BEGIN SELECT RAISE(IGNORE); END`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := c.open(t)
+			repository := db.Repository(t, inboxsql.Options{})
+			db.MustExec(t, c.ddl)
+			_, record, err := repository.Claim(context.Background(), inbox.Key{Consumer: "c", MessageID: "1"})
+			if !errors.Is(err, inbox.ErrNoRecord) || record != nil {
+				t.Fatalf("record %v, error %v, want ErrNoRecord", record, err)
+			}
+			if inbox.ShouldPoison(&inbox.Error{Step: "claim", Err: err}) {
+				t.Fatal("it would be poisoned")
+			}
+		})
+	}
+}
+
+func TestFieldCase15ARealErrorIsNotADuplicate(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		open func(testing.TB) *testdb.Database
+		ddl  string
+	}{
+		"PostgreSQL": {func(t testing.TB) *testdb.Database { return testdb.PostgreSQL(t, "postgres") }, `ALTER TABLE watermill_inbox ADD COLUMN required text NOT NULL`},
+		"SQLite": {testdb.SQLite, `DROP TABLE watermill_inbox; CREATE TABLE watermill_inbox (consumer text NOT NULL, message_id text NOT NULL,
+			processed_at integer NOT NULL DEFAULT 0, produced blob, dispatched_at integer, required text NOT NULL, PRIMARY KEY (consumer, message_id))`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := c.open(t)
+			repository := db.Repository(t, inboxsql.Options{})
+			db.MustExec(t, c.ddl)
+			if _, record, err := repository.Claim(context.Background(), inbox.Key{Consumer: "c", MessageID: "1"}); err == nil {
+				t.Fatalf("no error; record %v", record)
+			}
+			if inUse := db.Stats().InUse; inUse != 0 {
+				t.Fatalf("%d connections in use", inUse)
+			}
+		})
+	}
+}
+
+func TestNewRepositoryRefuses(t *testing.T) {
+	t.Parallel()
+	db := testdb.SQLite(t)
+	for name, options := range map[string]inboxsql.Options{
+		"no adapter":       {},
+		"read-only":        {SchemaAdapter: db.Adapter, TxOptions: readOnly},
+		"quote in table":   {SchemaAdapter: db.Adapter, Table: `a"b`},
+		"two dots":         {SchemaAdapter: db.Adapter, Table: `a.b.c`},
+		"empty schema":     {SchemaAdapter: db.Adapter, Table: `.b`},
+		"too long":         {SchemaAdapter: db.Adapter, Table: strings.Repeat("a", 60)},
+		"leading digit":    {SchemaAdapter: db.Adapter, Table: `1a`},
+		"NUL":              {SchemaAdapter: db.Adapter, Table: "a\x00"},
+		"statement":        {SchemaAdapter: db.Adapter, Table: `a; DROP TABLE b`},
+		"trailing newline": {SchemaAdapter: db.Adapter, Table: "a\n"},
+	} {
+		if _, err := inboxsql.NewRepository(db.DB, options); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	if _, err := inboxsql.NewRepository(nil, inboxsql.Options{SchemaAdapter: db.Adapter}); err == nil {
+		t.Error("nil pool: no error")
+	}
+}
