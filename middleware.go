@@ -44,10 +44,12 @@ type attempt struct {
 }
 
 func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
-	// The transaction lives as long as this context, which covers its opening, so that a timer can end
-	// the wait for the claim without limiting the handler.
-	ctx, cancel := context.WithCancelCause(a.outer)
+	// The transaction lives as long as this context: it ends with the message's until the commit begins,
+	// and with the claim timeout until the claim is there.
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(a.outer))
 	defer cancel(nil)
+	detach := context.AfterFunc(a.outer, func() { cancel(context.Cause(a.outer)) })
+	defer detach()
 
 	transaction, record, err := a.claim(ctx, cancel)
 	if err != nil {
@@ -81,7 +83,7 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 		return produced, nil
 	}
 
-	produced, err := a.handle(h, context.WithValue(ContextWithKey(ctx, a.key), transactionContextKey{}, open))
+	produced, err := a.handle(h, context.WithValue(ContextWithKey(a.outer, a.key), transactionContextKey{}, open))
 	if err != nil {
 		return nil, err
 	}
@@ -89,8 +91,11 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 		return nil, a.failed("store", err)
 	}
 	open.ended.Store(true)
+	if !detach() {
+		return nil, a.failed("commit", context.Cause(a.outer))
+	}
+	// No cancellation reaches the commit, which would only hide whether it took effect.
 	if err := transaction.Commit(ctx); err != nil {
-		// Whether it took effect may be unknown. The redelivery finds out.
 		return nil, a.failed("commit", err)
 	}
 	outcome = "processed"

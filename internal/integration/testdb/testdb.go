@@ -212,6 +212,11 @@ func open(t testing.TB, driver, dsn string) *sql.DB {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		// database/sql rolls back in a goroutine of its own when a context ends.
+		deadline := time.Now().Add(10 * time.Second)
+		for db.Stats().InUse != 0 && time.Now().Before(deadline) {
+			time.Sleep(time.Millisecond)
+		}
 		if inUse := db.Stats().InUse; inUse != 0 {
 			t.Errorf("%d connections are still in use at the end of the test", inUse)
 		}
@@ -227,4 +232,28 @@ func exec(t testing.TB, db *sql.DB, query string, args ...any) {
 	if _, err := db.Exec(query, args...); err != nil {
 		t.Fatalf("%s: %v", query, err)
 	}
+}
+
+// Through returns the same database behind another address, as a proxy's, with a pool of its own.
+func (d *Database) Through(t testing.TB, address string) *Database {
+	t.Helper()
+	parsed, err := url.Parse(d.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parsed.Host = address
+	through := *d
+	through.URL = parsed.String()
+	through.DB = through.Open(t)
+	return &through
+}
+
+// Address is the server's host and port.
+func (d *Database) Address(t testing.TB) string {
+	t.Helper()
+	parsed, err := url.Parse(d.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parsed.Host
 }
