@@ -77,7 +77,12 @@ const postgreSQLSchemaLock = `SELECT pg_advisory_xact_lock(hashtext('watermill-i
 
 // SchemaInitializingQueries implements [SchemaAdapter].
 func (DefaultPostgreSQLSchema) SchemaInitializingQueries(params SchemaInitializingQueriesParams) []Query {
-	return append([]Query{{Query: postgreSQLSchemaLock}}, schemaQueries("postgresql", params.Table)...)
+	// An index lives in its table's schema and is named without it.
+	rename := strings.NewReplacer(
+		defaultIndex, `"`+params.Table.Name()+indexSuffix+`"`,
+		`"`+defaultTable+`"`, params.Table.Quoted(),
+	)
+	return append([]Query{{Query: postgreSQLSchemaLock}}, schemaQueries("postgresql", rename)...)
 }
 
 // IsBrokenByHandler implements [SchemaAdapter]: the server refused, and not because of its own state.

@@ -15,24 +15,21 @@ import (
 //go:embed schema
 var Schema embed.FS
 
-// schemaQueries returns a query per schema file, for the given table.
-func schemaQueries(database string, table Table) []Query {
+const defaultIndex = `"` + defaultTable + indexSuffix + `"`
+
+// schemaQueries returns a query per schema file, with the table and its index renamed.
+func schemaQueries(database string, rename *strings.Replacer) []Query {
 	files, err := fs.Glob(Schema, "schema/"+database+"/*.sql")
 	if err != nil || len(files) == 0 {
 		panic("inboxsql: no schema files for " + database) // they are compiled in
 	}
-	// An index lives in its table's schema and is named without it in PostgreSQL.
-	names := strings.NewReplacer(
-		`"`+defaultTable+indexSuffix+`"`, `"`+table.Name()+indexSuffix+`"`,
-		`"`+defaultTable+`"`, table.Quoted(),
-	)
 	queries := make([]Query, len(files))
 	for i, file := range files {
 		text, err := fs.ReadFile(Schema, file)
 		if err != nil {
 			panic("inboxsql: " + err.Error())
 		}
-		queries[i].Query = names.Replace(string(text))
+		queries[i].Query = rename.Replace(string(text))
 	}
 	return queries
 }

@@ -70,7 +70,12 @@ func (DefaultSQLiteSchema) CheckQuery(params CheckParams) Query {
 
 // SchemaInitializingQueries implements [SchemaAdapter].
 func (DefaultSQLiteSchema) SchemaInitializingQueries(params SchemaInitializingQueriesParams) []Query {
-	return schemaQueries("sqlite", params.Table)
+	// CREATE INDEX names the schema at the index, not at the table.
+	index := Table{schema: params.Table.Schema(), name: params.Table.Name() + indexSuffix}
+	return schemaQueries("sqlite", strings.NewReplacer(
+		defaultIndex+` ON "`+defaultTable+`"`, index.Quoted()+` ON "`+params.Table.Name()+`"`,
+		`"`+defaultTable+`"`, params.Table.Quoted(),
+	))
 }
 
 // IsBrokenByHandler implements [SchemaAdapter], for drivers whose errors tell SQLite's result code by a
