@@ -1,0 +1,45 @@
+# Every target but up and down works without Docker: tests and demos get their
+# servers from internal/servers.
+
+MODULES      := . internal/integration _examples
+WITH_SERVERS := go run ./internal/servers/withservers
+STATICCHECK  := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
+TEST_FLAGS   ?=
+DEMO_FLAGS   ?=
+
+# each runs a command in every module, also after one has failed.
+each = failed=; for module in $(MODULES); do \
+	echo "== $$module: $(1)"; (cd $$module && $(1)) || failed="$$failed $$module"; \
+	done; test -z "$$failed" || { echo "failed in:$$failed" >&2; exit 1; }
+
+.DEFAULT_GOAL := help
+.PHONY: help test test_short test_race lint up down demo demo-amqp
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z_-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+test: ## all modules against real servers, with the race detector; gets the servers itself
+	$(WITH_SERVERS) sh -c '$(call each,go test -race -count=1 $(TEST_FLAGS) ./...)'
+
+test_short: ## the root module without servers
+	go test -short $(TEST_FLAGS) ./...
+
+test_race: test ## the same as test, under Watermill's name for it
+
+lint: ## gofmt, vet, staticcheck and tidy check in every module
+	@echo "== gofmt -l ."; unformatted=$$(gofmt -l .); echo "$$unformatted"; test -z "$$unformatted"
+	@$(call each,go vet ./...)
+	@$(call each,$(STATICCHECK) ./...)
+	@$(call each,go mod tidy -diff)
+
+up: ## PostgreSQL and RabbitMQ in containers on their standard ports
+	docker compose up --detach --wait
+
+down: ## remove these containers and their data
+	docker compose down --volumes
+
+demo: ## the main job on SQLite and GoChannel, with and without the inbox; no server
+	cd _examples/quickstart && go run .
+
+demo-amqp: ## the same on real RabbitMQ and PostgreSQL, with a consumer killed in the middle
+	$(WITH_SERVERS) go run ./internal/demo $(DEMO_FLAGS)
