@@ -15,13 +15,16 @@ type (
 // It is the same for every copy of a message, which makes it the idempotency key to send to a payment
 // provider, a mail service, or whatever else the database transaction does not cover.
 func KeyFromContext(ctx context.Context) (Key, bool) {
-	key, ok := ctx.Value(keyContextKey{}).(Key)
-	return key, ok
+	key, ok := ctx.Value(keyContextKey{}).(*Key)
+	if !ok {
+		return Key{}, false
+	}
+	return *key, true
 }
 
 // ContextWithKey returns a context in which [KeyFromContext] finds the key, for a handler's unit test.
 func ContextWithKey(ctx context.Context, key Key) context.Context {
-	return context.WithValue(ctx, keyContextKey{}, key)
+	return context.WithValue(ctx, keyContextKey{}, &key)
 }
 
 // openTransaction is what a context holds of a transaction. The context may outlive the attempt (a

@@ -29,6 +29,9 @@ func (m *Middleware) Middleware(h message.HandlerFunc) message.HandlerFunc {
 		if err := a.key.Validate(); err != nil {
 			return nil, a.failed("key", err)
 		}
+		if err := outer.Err(); err != nil {
+			return nil, a.failed("claim", err)
+		}
 		return a.process(h)
 	}
 }
@@ -41,6 +44,7 @@ type attempt struct {
 	outer   context.Context
 	msg     *message.Message
 	key     Key
+	open    openTransaction
 }
 
 func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
@@ -58,11 +62,11 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 
 	// From here on every way out ends the transaction. There is no recover: a panic keeps its value and
 	// runtime.Goexit goes on, and both pass through here.
-	open := &openTransaction{Transaction: transaction}
+	a.open.Transaction = transaction
 	outcome := "failed"
 	defer func() {
 		// First, so that no goroutine that kept the context finds a transaction that is about to end.
-		open.ended.Store(true)
+		a.open.ended.Store(true)
 		if outcome != "processed" {
 			if err := transaction.Rollback(); err != nil {
 				a.log("Rolling back failed, the database will do it", watermill.LogFields{"error": err.Error()})
@@ -83,14 +87,14 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 		return produced, nil
 	}
 
-	produced, err := a.handle(h, context.WithValue(ContextWithKey(a.outer, a.key), transactionContextKey{}, open))
+	produced, err := a.handle(h)
 	if err != nil {
 		return nil, err
 	}
 	if err := a.store(ctx, transaction, produced); err != nil {
 		return nil, a.failed("store", err)
 	}
-	open.ended.Store(true)
+	a.open.ended.Store(true)
 	if !detach() {
 		return nil, a.failed("commit", context.Cause(a.outer))
 	}
@@ -124,9 +128,9 @@ func (a *attempt) claim(ctx context.Context, cancel context.CancelCauseFunc) (Tr
 
 // handle runs the handler with the transaction and the key in the message's context, and leaves the
 // message's context as it was.
-func (a *attempt) handle(h message.HandlerFunc, ctx context.Context) ([]*message.Message, error) {
+func (a *attempt) handle(h message.HandlerFunc) ([]*message.Message, error) {
 	defer a.msg.SetContext(a.outer)
-	a.msg.SetContext(ctx)
+	a.msg.SetContext(context.WithValue(context.WithValue(a.outer, keyContextKey{}, &a.key), transactionContextKey{}, &a.open))
 
 	produced, err := h(a.msg)
 	if ended := a.outer.Err(); ended != nil && (err == nil || !errors.Is(err, ended)) {

@@ -45,7 +45,7 @@ func (k *kit) deliver(repository inbox.Repository, options inbox.Options, withPu
 	if withPublisher {
 		router.AddHandler(consumer, "incoming", d, publishTopic, d, handler)
 	} else {
-		router.AddNoPublisherHandler(consumer, "incoming", d, func(msg *message.Message) error {
+		router.AddConsumerHandler(consumer, "incoming", d, func(msg *message.Message) error {
 			_, err := handler(msg)
 			return err
 		})

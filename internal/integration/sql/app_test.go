@@ -73,7 +73,7 @@ func (a *app) retry(times int) message.HandlerMiddleware {
 }
 
 func (a *app) handle(name, topic string, handler message.NoPublishHandlerFunc) {
-	a.router.AddNoPublisherHandler(name, topic, a.broker, handler)
+	a.router.AddConsumerHandler(name, topic, a.broker, handler)
 }
 
 // run starts the router; it is closed with the test, or before by stop.

@@ -1,0 +1,73 @@
+package inbox_test
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/lib/pq"
+
+	inbox "github.com/devmappa/watermill-inbox"
+)
+
+func TestShouldRetryAndShouldPoison(t *testing.T) {
+	t.Parallel()
+	handlers := errors.New("no funds")
+	step := func(step string, err error) error { return &inbox.Error{Step: step, Err: err} }
+	state := func(code string) error { return &pq.Error{Code: pq.ErrorCode(code)} }
+	for name, c := range map[string]struct {
+		err           error
+		retry, poison bool
+	}{
+		"the handler's own":                    {handlers, true, true},
+		"the handler's own, permanent":         {inbox.Permanent(handlers), false, true},
+		"permanent, wrapped":                   {fmt.Errorf("wrapped: %w", inbox.Permanent(handlers)), false, true},
+		"a recovered panic":                    {middleware.RecoveredPanicError{V: "boom"}, true, true},
+		"unique violation":                     {state("23505"), true, true},
+		"syntax error":                         {state("42601"), true, true},
+		"invalid key":                          {step("key", inbox.ErrInvalidKey), false, true},
+		"no publish topic":                     {step("store", inbox.ErrNoPublishTopic), false, true},
+		"broken transaction":                   {step("commit", fmt.Errorf("%w: %w", inbox.ErrTransactionBroken, pq.ErrInFailedTransaction)), true, true},
+		"in flight":                            {step("claim", inbox.ErrInFlight), true, false},
+		"no record":                            {step("claim", inbox.ErrNoRecord), true, false},
+		"claim, database down":                 {step("claim", &net.OpError{Op: "dial", Err: errors.New("refused")}), true, false},
+		"commit answer lost":                   {step("commit", driver.ErrBadConn), true, false},
+		"stored messages of a newer version":   {step("replay", inbox.ErrStoredMessages), true, false},
+		"context ended under the handler":      {step("handler", errors.Join(handlers, context.Canceled)), true, false},
+		"broken only because the context went": {step("commit", errors.Join(inbox.ErrTransactionBroken, context.Canceled)), true, false},
+		"cancelled":                            {context.Canceled, true, false},
+		"past the deadline":                    {fmt.Errorf("query: %w", context.DeadlineExceeded), true, false},
+		"bad connection":                       {driver.ErrBadConn, true, false},
+		"connection lost in an answer":         {fmt.Errorf("read: %w", io.ErrUnexpectedEOF), true, false},
+		"connection closed":                    {net.ErrClosed, true, false},
+		"connection refused":                   {&net.OpError{Op: "dial", Err: errors.New("refused")}, true, false},
+		"serialization failure":                {state("40001"), true, false},
+		"deadlock":                             {fmt.Errorf("update: %w", state("40P01")), true, false},
+		"administrator shutdown":               {state("57P01"), true, false},
+		"too many connections":                 {state("53300"), true, false},
+		"connection failure":                   {state("08006"), true, false},
+		"idle in transaction":                  {state("25P03"), true, false},
+		"lock timeout":                         {state("55P03"), true, false},
+	} {
+		if got := inbox.ShouldRetry(middleware.RetryParams{Err: c.err}); got != c.retry {
+			t.Errorf("%s: ShouldRetry is %v", name, got)
+		}
+		if got := inbox.ShouldPoison(c.err); got != c.poison {
+			t.Errorf("%s: ShouldPoison is %v", name, got)
+		}
+	}
+	if inbox.ShouldPoison(nil) {
+		t.Error("nil would be poisoned")
+	}
+	if inbox.Permanent(nil) != nil {
+		t.Error("Permanent(nil) is not nil")
+	}
+	if err := inbox.Permanent(handlers); !errors.Is(err, handlers) || err.Error() != handlers.Error() {
+		t.Errorf("Permanent hides the error: %v", err)
+	}
+}
