@@ -1,0 +1,68 @@
+// Package inbox makes the effect of a message happen once, however often a broker delivers it.
+//
+// Delivery is at-least-once; the effect is once. The middleware opens a SQL transaction, claims the message
+// (consumer and message id) in an inbox table, gives the transaction to the handler in the message's
+// context, and commits or rolls back both together. A later copy finds the claim and is acknowledged
+// without running the handler. The database decides, by a unique key; nothing is looked up first.
+//
+// # What is promised
+//
+// The claim of a message and everything that the handler writes through the transaction it is given commit
+// together or not at all.
+//
+// Messages that the handler returns are stored in that same transaction, because Watermill's router
+// publishes them after it. They are published at least once, always with the same UUID, as long as the
+// broker redelivers the unacknowledged input and the publisher's nil means "stored".
+//
+// # What is not
+//
+//   - E-mails, HTTP calls and publishes that the handler makes itself are at-least-once. [KeyFromContext] is
+//     a stable idempotency key for the other side.
+//   - A writer that goes around the transaction, the pool instead of the transaction, is outside.
+//   - A message that comes back after its record was deleted runs again. Nothing deletes records unless a
+//     [Cleaner] runs; its retention is yours to choose.
+//   - Durability is the database's: synchronous_commit=off, a lagging standby that is promoted, or SQLite
+//     with synchronous=OFF can lose an acknowledged effect, together with its claim.
+//   - A handler that ends its goroutine (runtime.Goexit, which t.FailNow calls) is rolled back, but the router
+//     then neither acks nor nacks the message, and the subscription waits for it until it is closed.
+//
+// # The flow
+//
+//	message > key: consumer, message id      invalid: permanent error, no SQL is sent
+//	        > open transaction and claim     processed before: ack, or its stored messages again
+//	        > handler                        error, panic, Goexit: roll back
+//	        > store what it returned, commit
+//	        > the router publishes and acks
+//
+// # In a router
+//
+//	repository, err := inboxsql.NewRepository(db, inboxsql.Options{SchemaAdapter: inboxsql.DefaultPostgreSQLSchema{}})
+//	// ...
+//	once, err := inbox.NewMiddleware(repository, inbox.Options{Logger: logger})
+//	// ...
+//	router.AddMiddleware(
+//		poison,                          // middleware.PoisonQueueWithFilter(publisher, topic, inbox.ShouldPoison)
+//		retry.Middleware,                // with ShouldRetry: inbox.ShouldRetry, ResetContextOnRetry: true
+//		middleware.Timeout(time.Minute),
+//		middleware.Recoverer,
+//		once.Middleware,
+//	)
+//
+// and in the handler:
+//
+//	tx, _ := inboxsql.TxFromContext(msg.Context())
+//	_, err := tx.ExecContext(msg.Context(), `UPDATE accounts SET balance = balance - $1 WHERE id = $2`, ...)
+//
+// # The order of middlewares
+//
+// PoisonQueue, Retry, Timeout, Recoverer, inbox, from the outside to the inside.
+//
+//   - Retry is outside of the inbox, so that every attempt has a fresh transaction. Inside, what a failed
+//     attempt wrote is committed with the next one's, or PostgreSQL refuses every further statement.
+//   - PoisonQueue is outside of the inbox. Inside, it turns the error into success: half of the work and the
+//     claim are committed, and the poisoned copy is a duplicate when it is played back.
+//   - Recoverer is inside of Retry, so that a handler that always panics is poisoned after the retries.
+//     Outermost, the panic jumps over both and is redelivered without end.
+//   - Timeout is inside of Retry, which must have ResetContextOnRetry: Timeout leaves a dead context on the
+//     message.
+package inbox

@@ -1,0 +1,30 @@
+// Package inboxsql keeps the inbox in a SQL database, through database/sql.
+//
+//	repository, err := inboxsql.NewRepository(db, inboxsql.Options{
+//		SchemaAdapter: inboxsql.DefaultPostgreSQLSchema{},
+//	})
+//
+// PostgreSQL is served through lib/pq and through pgx's database/sql driver, SQLite through any driver.
+// A [SchemaAdapter] has the SQL text of one database; [Repository] has the order of the statements.
+//
+// # Round trips
+//
+// Through lib/pq a first message costs one round trip more than the transaction that the handler needs
+// anyway, the claim; a duplicate takes four, its record read back included. Through other PostgreSQL drivers
+// there is one more before the commit, which proves that the transaction is still open: pgx's bridge does
+// not notice when the handler has ended it by SQL text. It also needs the handler to close its rows:
+// with unread ones the commit is refused.
+//
+// # Waiting, and dead networks
+//
+// A claim waits for a connection and for another copy of the message, at most for the middleware's
+// ClaimTimeout. Commit and Rollback of *sql.Tx take no context: on a dead network they wait as long as
+// the operating system does. Use a dialer with TCP_USER_TIMEOUT, and set
+// idle_in_transaction_session_timeout and tcp_keepalives_idle by ALTER ROLE, because a client that has
+// vanished holds its claim until the server notices.
+//
+// # Schema
+//
+// [Repository.InitializeSchema] creates the table. Or take the files of [Schema] into a migration tool.
+// A role needs INSERT, SELECT and UPDATE on the table, and DELETE where the Cleaner runs.
+package inboxsql
