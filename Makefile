@@ -39,6 +39,7 @@ down: ## remove these containers and their data
 	docker compose down --volumes
 
 demo: ## the main job on SQLite and GoChannel, with and without the inbox; no server
+	@echo "The first build takes a while."
 	cd _examples/quickstart && go run .
 
 demo-amqp: ## the same on real RabbitMQ and PostgreSQL, with a consumer killed in the middle
