@@ -11,6 +11,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	"github.com/lib/pq"
+	"github.com/lib/pq/pqerror"
 
 	inbox "github.com/devmappa/watermill-inbox"
 )
@@ -19,7 +20,7 @@ func TestShouldRetryAndShouldPoison(t *testing.T) {
 	t.Parallel()
 	handlers := errors.New("no funds")
 	step := func(step string, err error) error { return &inbox.Error{Step: step, Err: err} }
-	state := func(code string) error { return &pq.Error{Code: pq.ErrorCode(code)} }
+	state := func(code string) error { return &pq.Error{Code: pqerror.Code(code)} }
 	for name, c := range map[string]struct {
 		err           error
 		retry, poison bool
