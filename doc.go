@@ -12,7 +12,8 @@
 //
 // Messages that the handler returns are stored in that same transaction, because Watermill's router
 // publishes them after it. They are published at least once, always with the same UUID, as long as the
-// broker redelivers the unacknowledged input and the publisher's nil means "stored".
+// broker redelivers the unacknowledged input and the publisher's nil means "stored". Once the router has
+// acknowledged, their record is marked as sent; call [Middleware.Close] at the end for the last marks.
 //
 // # What is not
 //

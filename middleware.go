@@ -15,6 +15,7 @@ import (
 type Middleware struct {
 	repository Repository
 	options    Options
+	marker     *marker
 }
 
 // Middleware is the handler middleware to add to a router or to one handler. Inside of Watermill's Retry,
@@ -34,6 +35,14 @@ func (m *Middleware) Middleware(h message.HandlerFunc) message.HandlerFunc {
 		}
 		return a.process(h)
 	}
+}
+
+// Close marks the stored messages that are known to be sent and waits for those whose message is not yet
+// acknowledged, until ctx ends; it then returns the context's error. Call it after the router has stopped
+// and before the database is closed. What is not marked is sent once more with the next copy, and kept by
+// the [Cleaner]. It may be called more than once; the middleware still works afterwards, without marking.
+func (m *Middleware) Close(ctx context.Context) error {
+	return m.marker.close(ctx)
 }
 
 // attempt is one run of one delivery through the middleware.
@@ -83,6 +92,7 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 		outcome = "duplicate"
 		if len(produced) > 0 {
 			outcome = "replayed"
+			a.marker.await(a.outer, a.msg, a.key)
 		}
 		return produced, nil
 	}
@@ -103,6 +113,9 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 		return nil, a.failed("commit", err)
 	}
 	outcome = "processed"
+	if len(produced) > 0 {
+		a.marker.await(a.outer, a.msg, a.key)
+	}
 	return produced, nil
 }
 

@@ -83,6 +83,7 @@ type instant struct{}
 func (instant) Claim(context.Context, inbox.Key) (inbox.Transaction, *inbox.Record, error) {
 	return instant{}, nil, nil
 }
+func (instant) MarkSent(context.Context, []inbox.Key) error                      { return nil }
 func (instant) DeleteProcessed(context.Context, time.Duration, int) (int, error) { return 0, nil }
 func (instant) CountUnsent(context.Context, time.Duration) (int, error)          { return 0, nil }
 func (instant) Store(context.Context, []byte) error                              { return nil }

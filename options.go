@@ -30,7 +30,8 @@ type Options struct {
 	ClaimTimeout time.Duration
 
 	// Logger gets one line per message at debug level. At error level it gets only what the router does
-	// not log: attempts that ended because the message's context was cancelled.
+	// not log: attempts that ended because the message's context was cancelled, stored messages that go
+	// to another topic than they were stored for, and marks that failed.
 	// Default: watermill.NopLogger.
 	Logger watermill.LoggerAdapter
 }
@@ -68,5 +69,5 @@ func NewMiddleware(repository Repository, options Options) (*Middleware, error) 
 		return nil, err
 	}
 	options.setDefaults()
-	return &Middleware{repository: repository, options: options}, nil
+	return &Middleware{repository: repository, options: options, marker: newMarker(repository, options.Logger)}, nil
 }

@@ -29,6 +29,11 @@ type Repository interface {
 	// it holds one.
 	Claim(ctx context.Context, key Key) (Transaction, *Record, error)
 
+	// MarkSent notes that the messages stored with these records are known to be sent, and releases what
+	// was stored. Keys without a record or without stored messages are passed over. It runs in a short
+	// transaction of its own; processes may mark the same keys at once.
+	MarkSent(ctx context.Context, keys []Key) error
+
 	// DeleteProcessed deletes at most limit records that were processed longer ago than the given age,
 	// oldest first, in a short transaction of its own, and returns how many it deleted. The age is
 	// measured by the database's clock. Records with stored messages that are not known to be sent are

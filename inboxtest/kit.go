@@ -68,6 +68,7 @@ func TestRepository(t *testing.T, features Features, constructor func(t *testing
 		"Concurrency": concurrencyCases,
 		"Outcome":     outcomeCases,
 		"Produced":    producedCases,
+		"Marking":     markingCases,
 		"Faults":      faultCases,
 		"Retention":   retentionCases,
 	}

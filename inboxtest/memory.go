@@ -65,6 +65,22 @@ func (r *MemoryRepository) Claim(ctx context.Context, key inbox.Key) (inbox.Tran
 	return t, nil, nil
 }
 
+// MarkSent implements [inbox.Repository].
+func (r *MemoryRepository) MarkSent(ctx context.Context, keys []inbox.Key) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	for _, key := range keys {
+		if record, ok := r.records[key]; ok {
+			record.Produced = nil
+			r.records[key] = record
+		}
+	}
+	return nil
+}
+
 // DeleteProcessed implements [inbox.Repository].
 func (r *MemoryRepository) DeleteProcessed(ctx context.Context, age time.Duration, limit int) (int, error) {
 	if err := ctx.Err(); err != nil {

@@ -2,6 +2,7 @@ package inboxtest
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -17,10 +18,13 @@ type deliveries struct {
 	kit      *kit
 	messages chan *message.Message
 
+	middleware *inbox.Middleware
+
 	mutex     sync.Mutex
 	errors    []error
+	attempts  [][]*message.Message // of publishing, the failed ones included
 	published []*message.Message
-	publish   func([]*message.Message) error // nil: succeeds
+	fails     int // so many publishes
 }
 
 const (
@@ -36,12 +40,28 @@ func (k *kit) deliver(repository inbox.Repository, options inbox.Options, withPu
 	if err != nil {
 		k.Fatal(err)
 	}
+	d := &deliveries{kit: k, messages: make(chan *message.Message), middleware: m}
+	k.startRouter(d, withPublisher, handler, m.Middleware)
+	return d
+}
+
+func (k *kit) newMiddleware(repository inbox.Repository) *inbox.Middleware {
+	k.Helper()
+	m, err := inbox.NewMiddleware(repository, inbox.Options{})
+	if err != nil {
+		k.Fatal(err)
+	}
+	return m
+}
+
+func (k *kit) startRouter(d *deliveries, withPublisher bool, handler message.HandlerFunc, middlewares ...message.HandlerMiddleware) {
+	k.Helper()
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: patience}, watermill.NopLogger{})
 	if err != nil {
 		k.Fatal(err)
 	}
-	d := &deliveries{kit: k, messages: make(chan *message.Message)}
-	router.AddMiddleware(d.observe, m.Middleware)
+	router.AddMiddleware(d.observe)
+	router.AddMiddleware(middlewares...)
 	if withPublisher {
 		router.AddHandler(consumer, "incoming", d, publishTopic, d, handler)
 	} else {
@@ -59,8 +79,8 @@ func (k *kit) deliver(repository inbox.Repository, options inbox.Options, withPu
 		if err := <-stopped; err != nil {
 			k.Errorf("the router stopped with: %v", err)
 		}
+		d.flush()
 	})
-	return d
 }
 
 // observe keeps what the middleware returned, and checks that it leaves the message's context alone.
@@ -108,16 +128,33 @@ func (d *deliveries) Publish(topic string, messages ...*message.Message) error {
 			d.kit.Error("a transaction is found in the context of a produced message after the commit")
 		}
 	}
-	if d.publish != nil {
-		if err := d.publish(messages); err != nil {
-			return err
-		}
+	d.attempts = append(d.attempts, messages)
+	if d.fails > 0 {
+		d.fails--
+		return errors.New("the broker is away")
 	}
 	d.published = append(d.published, messages...)
 	return nil
 }
 
 func (d *deliveries) Close() error { return nil }
+
+// failPublish lets the next publishes fail.
+func (d *deliveries) failPublish(times int) {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	d.fails = times
+}
+
+// flush waits until what was acknowledged is marked as sent. The middleware marks nothing afterwards.
+func (d *deliveries) flush() {
+	d.kit.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := d.middleware.Close(ctx); err != nil {
+		d.kit.Errorf("the middleware did not close: %v", err)
+	}
+}
 
 // result is what became of a delivery.
 type result string
@@ -174,6 +211,12 @@ func (d *deliveries) lastError() error {
 		return nil
 	}
 	return errors[len(errors)-1]
+}
+
+func (d *deliveries) allAttempts() [][]*message.Message {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	return slices.Clone(d.attempts)
 }
 
 func (d *deliveries) allPublished() []*message.Message {

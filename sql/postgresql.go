@@ -51,6 +51,18 @@ func (DefaultPostgreSQLSchema) ProveOpenQuery(params ProofParams) Query {
 		` AND xmin::text = (txid_current() % 4294967296)::text`}
 }
 
+// MarkSentQuery implements [SchemaAdapter].
+func (DefaultPostgreSQLSchema) MarkSentQuery(params MarkSentParams) Query {
+	keys := make([]string, len(params.Keys))
+	for i, key := range params.Keys {
+		keys[i] = `(` + pq.QuoteLiteral(key.Consumer) + `, ` + pq.QuoteLiteral(key.MessageID) + `)`
+	}
+	// The sub-select locks in the order of the key; an UPDATE alone locks in the order of its plan.
+	return Query{Query: fmt.Sprintf(`UPDATE %[1]s SET "dispatched_at" = now(), "produced" = NULL WHERE ("consumer", "message_id") IN (`+
+		`SELECT "consumer", "message_id" FROM %[1]s WHERE ("consumer", "message_id") IN (%[2]s) AND "produced" IS NOT NULL `+
+		`ORDER BY "consumer", "message_id" FOR UPDATE)`, params.Table.Quoted(), strings.Join(keys, ", "))}
+}
+
 // DeleteProcessedQuery implements [SchemaAdapter]. The conditions stand outside again because a ctid is
 // unique only within one partition. Rows that another cleaner has locked are its own to delete.
 func (DefaultPostgreSQLSchema) DeleteProcessedQuery(params DeleteProcessedParams) Query {

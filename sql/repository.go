@@ -1,10 +1,13 @@
 package inboxsql
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -77,6 +80,22 @@ func (r *Repository) Claim(ctx context.Context, key inbox.Key) (inbox.Transactio
 		return nil, nil, err
 	}
 	return t, record, nil
+}
+
+// MarkSent implements [inbox.Repository].
+func (r *Repository) MarkSent(ctx context.Context, keys []inbox.Key) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	keys = slices.Clone(keys)
+	slices.SortFunc(keys, func(a, b inbox.Key) int {
+		return cmp.Or(strings.Compare(a.Consumer, b.Consumer), strings.Compare(a.MessageID, b.MessageID))
+	})
+	query := r.schema.MarkSentQuery(MarkSentParams{Table: r.table, Keys: keys})
+	if _, err := r.db.ExecContext(ctx, query.Query, query.Args...); err != nil {
+		return fmt.Errorf("inboxsql: cannot mark stored messages as sent: %w", err)
+	}
+	return nil
 }
 
 // DeleteProcessed implements [inbox.Repository].

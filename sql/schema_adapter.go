@@ -29,6 +29,10 @@ type SchemaAdapter interface {
 	MarkOpenQuery(params ProofParams) Query
 	ProveOpenQuery(params ProofParams) Query
 
+	// MarkSentQuery sets dispatched_at and clears produced in the records of the keys that have stored
+	// messages. The keys are sorted, so that statements lock in one order.
+	MarkSentQuery(params MarkSentParams) Query
+
 	// DeleteProcessedQuery deletes as inbox.Repository.DeleteProcessed says.
 	DeleteProcessedQuery(params DeleteProcessedParams) Query
 
@@ -70,6 +74,12 @@ type StoreParams struct {
 type ProofParams struct {
 	KeyParams
 	Driver driver.Driver // of the *sql.DB
+}
+
+// MarkSentParams are the parameters of MarkSentQuery.
+type MarkSentParams struct {
+	Table Table
+	Keys  []inbox.Key // at least one
 }
 
 // DeleteProcessedParams are the parameters of DeleteProcessedQuery.

@@ -44,6 +44,17 @@ func (DefaultSQLiteSchema) ProveOpenQuery(ProofParams) Query {
 	return Query{Query: `RELEASE "watermill_inbox_claimed"`}
 }
 
+// MarkSentQuery implements [SchemaAdapter].
+func (DefaultSQLiteSchema) MarkSentQuery(params MarkSentParams) Query {
+	var args []any
+	for _, key := range params.Keys {
+		args = append(args, key.Consumer, key.MessageID)
+	}
+	values := strings.TrimSuffix(strings.Repeat("(?, ?), ", len(params.Keys)), ", ")
+	return Query{`UPDATE ` + params.Table.Quoted() + ` SET "dispatched_at" = ` + sqliteNow + `, "produced" = NULL ` +
+		`WHERE "produced" IS NOT NULL AND ("consumer", "message_id") IN (VALUES ` + values + `)`, args}
+}
+
 // DeleteProcessedQuery implements [SchemaAdapter].
 func (DefaultSQLiteSchema) DeleteProcessedQuery(params DeleteProcessedParams) Query {
 	return Query{`DELETE FROM ` + params.Table.Quoted() + ` WHERE ("consumer", "message_id") IN (` +

@@ -104,6 +104,11 @@ func (a *app) stop() {
 	if err := a.broker.Close(); err != nil {
 		a.t.Error(err)
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := a.inbox.Close(ctx); err != nil {
+		a.t.Error(err)
+	}
 }
 
 // publish returns when all handlers of the topic have acknowledged.

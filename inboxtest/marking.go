@@ -1,0 +1,218 @@
+package inboxtest
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	inbox "github.com/devmappa/watermill-inbox"
+)
+
+// Stored messages are sent again until they are known to be sent, and not after.
+var markingCases = []kitCase{
+	{"what was acknowledged is marked, and not sent again", func(k *kit) {
+		var runs atomic.Int32
+		d := k.deliver(k.Repository, inbox.Options{}, true, k.produce(&runs))
+		key := inbox.Key{Consumer: consumer, MessageID: k.key().MessageID}
+		d.want(acked, key)
+		d.flush()
+		if record := k.wantProcessed(key); record.Produced != nil {
+			k.Fatalf("the record still has %q", record.Produced)
+		}
+		d.want(acked, key)
+		if got := len(d.allAttempts()); got != 1 {
+			k.Fatalf("%d publishes, want 1", got)
+		}
+		k.wantRuns(&runs, 1)
+		// It is no longer unsent, so it expires.
+		if err := k.Age(k.context(), key, 2*time.Hour); err != nil {
+			k.Fatal(err)
+		}
+		k.wantPass(time.Hour, inbox.CleanerPass{Deleted: 1})
+	}},
+	{"what was nacked is not marked, until a replay is acknowledged", func(k *kit) {
+		var runs atomic.Int32
+		d := k.deliver(k.Repository, inbox.Options{}, true, k.produce(&runs))
+		d.failPublish(2)
+		key := inbox.Key{Consumer: consumer, MessageID: k.key().MessageID}
+		d.want(nacked, key)
+		d.want(nacked, key)
+		if record := k.wantProcessed(key); record.Produced == nil {
+			k.Fatal("the record was marked as sent although it was not")
+		}
+		d.want(acked, key)
+		d.flush()
+		if record := k.wantProcessed(key); record.Produced != nil {
+			k.Fatalf("the record still has %q after the replay was acknowledged", record.Produced)
+		}
+		k.wantRuns(&runs, 1)
+	}},
+	{"an acknowledgement before the publish proves nothing", func(k *kit) {
+		// Watermill's InstantAck does that.
+		key := inbox.Key{Consumer: consumer, MessageID: k.key().MessageID}
+		d := k.deliver(k.Repository, inbox.Options{}, true, func(msg *message.Message) ([]*message.Message, error) {
+			msg.Ack()
+			return []*message.Message{message.NewMessage("event", nil)}, nil
+		})
+		d.failPublish(1)
+		d.want(acked, key)
+		d.flush()
+		if record := k.wantProcessed(key); record.Produced == nil {
+			k.Fatal("the record was marked as sent although it was not")
+		}
+	}},
+	{"a context that ends without an answer marks nothing", func(k *kit) {
+		key := inbox.Key{Consumer: consumer, MessageID: k.key().MessageID}
+		ctx, cancel := context.WithCancel(k.context())
+		m := k.newMiddleware(k.Repository)
+		entered := make(chan struct{})
+		d := &deliveries{kit: k, messages: make(chan *message.Message), middleware: m}
+		k.startRouter(d, true, func(msg *message.Message) ([]*message.Message, error) {
+			return []*message.Message{message.NewMessage("event", nil)}, nil
+		}, func(next message.HandlerFunc) message.HandlerFunc {
+			return func(msg *message.Message) ([]*message.Message, error) {
+				_, err := next(msg)
+				close(entered)
+				<-ctx.Done()
+				return nil, errors.Join(err, ctx.Err()) // not published
+			}
+		}, m.Middleware)
+		msg := d.start(key, ctx)
+		<-entered
+		cancel()
+		if got := d.wait(msg); got != nacked {
+			k.Fatalf("the message was %s", got)
+		}
+		d.flush()
+		if record := k.wantProcessed(key); record.Produced == nil {
+			k.Fatal("the record was marked as sent although it was not")
+		}
+	}},
+	{"marks are batched, and tried again when they fail", func(k *kit) {
+		const messages = 250
+		flaky := &failingMarks{Repository: k.Repository, fails: 2}
+		d := k.deliver(flaky, inbox.Options{}, true, k.produce(new(atomic.Int32)))
+		var keys []inbox.Key
+		for range messages {
+			key := inbox.Key{Consumer: consumer, MessageID: k.key().MessageID}
+			keys = append(keys, key)
+			d.want(acked, key)
+		}
+		d.flush()
+		for _, key := range keys {
+			if record := k.wantProcessed(key); record.Produced != nil {
+				k.Fatalf("record %s was not marked", key)
+			}
+		}
+		if got := flaky.calls(); got > 100 {
+			k.Fatalf("%d statements for %d marks", got, messages)
+		}
+	}},
+	{"Close does not wait longer than it is told to", func(k *kit) {
+		m := k.newMiddleware(k.Repository)
+		d := &deliveries{kit: k, messages: make(chan *message.Message), middleware: m}
+		unpublished, leave := make(chan struct{}), make(chan struct{})
+		k.startRouter(d, true, k.produce(new(atomic.Int32)), func(next message.HandlerFunc) message.HandlerFunc {
+			return func(msg *message.Message) ([]*message.Message, error) {
+				produced, err := next(msg)
+				close(unpublished)
+				<-leave
+				return produced, err
+			}
+		}, m.Middleware)
+		msg := d.start(k.key(), k.context())
+		<-unpublished
+		ctx, cancel := context.WithTimeout(k.context(), 50*time.Millisecond)
+		defer cancel()
+		if err := m.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			k.Errorf("Close returned %v", err)
+		}
+		close(leave)
+		if got := d.wait(msg); got != acked {
+			k.Fatalf("the message was %s", got)
+		}
+	}},
+	{"marking passes over keys that have nothing to mark", func(k *kit) {
+		plain, unknown := k.key(), k.key()
+		k.process(plain, "effect")
+		for _, keys := range [][]inbox.Key{nil, {plain}, {unknown}, {plain, unknown, plain}} {
+			if err := k.Repository.MarkSent(k.context(), keys); err != nil {
+				k.Fatalf("marking %v: %v", keys, err)
+			}
+		}
+		k.wantProcessed(plain)
+		_ = k.claim(k.context(), unknown).Rollback()
+	}},
+	{"many processes mark the same keys at once", func(k *kit) {
+		var keys []inbox.Key
+		for range 50 {
+			key := k.key()
+			transaction := k.claim(k.context(), key)
+			if err := transaction.Store(k.context(), []byte("stored")); err != nil {
+				k.Fatal(err)
+			}
+			if err := transaction.Commit(k.context()); err != nil {
+				k.Fatal(err)
+			}
+			keys = append(keys, key)
+		}
+		var group sync.WaitGroup
+		for i := range 4 {
+			group.Add(1)
+			go func() {
+				defer group.Done()
+				own := slices.Clone(keys)
+				if i%2 == 1 {
+					slices.Reverse(own)
+				}
+				if err := k.Repository.MarkSent(k.context(), own); err != nil {
+					k.Errorf("marking at once: %v", err)
+				}
+			}()
+		}
+		group.Wait()
+		for _, key := range keys {
+			if record := k.wantProcessed(key); record.Produced != nil {
+				k.Fatalf("record %s was not marked", key)
+			}
+		}
+	}},
+}
+
+// produce is a handler that returns one message and writes no effect.
+func (k *kit) produce(runs *atomic.Int32) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		runs.Add(1)
+		return []*message.Message{message.NewMessage("event-of-"+msg.UUID, nil)}, nil
+	}
+}
+
+// failingMarks fails its first marks.
+type failingMarks struct {
+	inbox.Repository
+	mutex sync.Mutex
+	fails int
+	count int
+}
+
+func (f *failingMarks) MarkSent(ctx context.Context, keys []inbox.Key) error {
+	f.mutex.Lock()
+	f.count++
+	fail := f.count <= f.fails
+	f.mutex.Unlock()
+	if fail {
+		return errors.New("the database is away")
+	}
+	return f.Repository.MarkSent(ctx, keys)
+}
+
+func (f *failingMarks) calls() int {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	return f.count
+}

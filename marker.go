@@ -1,0 +1,164 @@
+package inbox
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+const (
+	markInterval = 100 * time.Millisecond // gathers what was acknowledged meanwhile
+	markBackOff  = time.Minute            // the longest pause while marks fail
+	markTimeout  = 30 * time.Second       // of one statement
+	markBatch    = 100                    // keys in one statement
+	markPending  = 10_000                 // keys kept while marks fail; of the others a copy is sent once more
+)
+
+// marker marks stored messages as sent. The router acknowledges a message only after the publisher's nil,
+// so the acknowledgement is the proof, and there is no publisher to wrap and none to forget. Marks are
+// written in batches, off the path of the messages. A lost mark means one more publish under the same UUIDs.
+//
+// It has goroutines only while there is something to wait for.
+type marker struct {
+	repository Repository
+	logger     watermill.LoggerAdapter
+
+	goroutines sync.WaitGroup
+	closing    chan struct{} // nothing new; no pauses
+	abandoned  context.Context
+	abandon    context.CancelFunc
+
+	mutex    sync.Mutex
+	closed   bool
+	keys     []Key // acknowledged and not marked yet
+	flushing bool
+}
+
+func newMarker(repository Repository, logger watermill.LoggerAdapter) *marker {
+	m := &marker{repository: repository, logger: logger, closing: make(chan struct{})}
+	m.abandoned, m.abandon = context.WithCancel(context.Background())
+	return m
+}
+
+// await marks the key when the message is acknowledged, unless it is nacked or its context ends before.
+func (m *marker) await(ctx context.Context, msg *message.Message, key Key) {
+	if isClosed(msg.Acked()) {
+		return // by somebody before the router has published: it proves nothing
+	}
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	if m.closed {
+		return
+	}
+	m.goroutines.Add(1)
+	go func() {
+		defer m.goroutines.Done()
+		select {
+		case <-msg.Acked():
+		case <-msg.Nacked():
+		case <-ctx.Done():
+		case <-m.abandoned.Done():
+		}
+		// Subscribers end the context right after the acknowledgement, so look again.
+		if isClosed(msg.Acked()) {
+			m.add(key)
+		}
+	}()
+}
+
+func (m *marker) add(key Key) {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	if len(m.keys) == markPending {
+		return
+	}
+	m.keys = append(m.keys, key)
+	if !m.flushing {
+		m.flushing = true
+		m.goroutines.Add(1)
+		go m.flush()
+	}
+}
+
+// flush writes marks until there is nothing to mark.
+func (m *marker) flush() {
+	defer m.goroutines.Done()
+	wait := markInterval
+	for batch := m.next(0, wait); len(batch) > 0; {
+		ctx, cancel := context.WithTimeout(m.abandoned, markTimeout)
+		err := m.repository.MarkSent(ctx, batch)
+		cancel()
+		if err == nil {
+			wait = markInterval
+			batch = m.next(len(batch), wait)
+			continue
+		}
+		m.logger.Error("Cannot mark messages as sent; copies of them are sent again", err, watermill.LogFields{"records": len(batch)})
+		wait = min(2*wait, markBackOff)
+		batch = m.next(0, wait)
+	}
+}
+
+// next forgets the first keys, which are marked, waits, and returns the next batch. When there is none,
+// the flush has ended.
+func (m *marker) next(marked int, wait time.Duration) []Key {
+	m.mutex.Lock()
+	m.keys = m.keys[marked:]
+	m.mutex.Unlock()
+
+	closing := m.closing
+	if wait > markInterval {
+		closing = nil // marks fail: closing does not make them succeed
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-closing:
+	case <-m.abandoned.Done():
+	}
+
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	if len(m.keys) == 0 || m.abandoned.Err() != nil {
+		m.keys, m.flushing = nil, false
+		return nil
+	}
+	return m.keys[:min(len(m.keys), markBatch)]
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// close lets nothing new in, marks what is acknowledged, and waits for what is not yet, until ctx ends.
+func (m *marker) close(ctx context.Context) error {
+	m.mutex.Lock()
+	if !m.closed {
+		m.closed = true
+		close(m.closing)
+	}
+	m.mutex.Unlock()
+
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		m.goroutines.Wait()
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		m.abandon()
+		<-done
+		return ctx.Err()
+	}
+}
