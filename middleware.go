@@ -49,8 +49,9 @@ func (m *Middleware) Close(ctx context.Context) error {
 type attempt struct {
 	*Middleware
 	started time.Time
-	waited  time.Duration // what the claim took, another copy's run included
-	outer   context.Context
+	waited  time.Duration   // what the claim took, another copy's run included
+	outer   context.Context // the message's
+	inner   context.Context // the handler's, with the key and the transaction
 	msg     *message.Message
 	key     Key
 	open    openTransaction
@@ -101,7 +102,8 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := a.store(ctx, transaction, produced); err != nil {
+	produced, err = a.store(ctx, transaction, produced)
+	if err != nil {
 		return nil, a.failed("store", err)
 	}
 	a.open.ended.Store(true)
@@ -143,7 +145,8 @@ func (a *attempt) claim(ctx context.Context, cancel context.CancelCauseFunc) (Tr
 // message's context as it was.
 func (a *attempt) handle(h message.HandlerFunc) ([]*message.Message, error) {
 	defer a.msg.SetContext(a.outer)
-	a.msg.SetContext(context.WithValue(context.WithValue(a.outer, keyContextKey{}, &a.key), transactionContextKey{}, &a.open))
+	a.inner = context.WithValue(context.WithValue(a.outer, keyContextKey{}, &a.key), transactionContextKey{}, &a.open)
+	a.msg.SetContext(a.inner)
 
 	produced, err := h(a.msg)
 	if ended := a.outer.Err(); ended != nil && (err == nil || !errors.Is(err, ended)) {

@@ -24,6 +24,13 @@ type Options struct {
 	// Default: MessageUUID.
 	MessageID func(*message.Message) string
 
+	// Outbox publishes what the handler returns, inside of the handler's transaction, to the handler's
+	// publish topic; the router is then given nothing to publish, and nothing is stored with the record.
+	// It must write through the transaction that it finds in each message's context, as
+	// inboxsql.Publisher does.
+	// Default: nil. The messages are stored with the record, and the router publishes them after the commit.
+	Outbox message.Publisher
+
 	// ClaimTimeout bounds the wait for a connection and for another copy of the message that is being
 	// handled. It does not bound the handler; Watermill's Timeout does.
 	// Default: 30 seconds.

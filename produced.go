@@ -15,24 +15,38 @@ import (
 )
 
 // store keeps the produced messages in the claim's transaction: the router publishes them only after
-// the commit, and a publish that fails must find them again.
-func (a *attempt) store(ctx context.Context, transaction Transaction, produced []*message.Message) error {
+// the commit, and a publish that fails must find them again. It returns what the router is to publish,
+// which is nothing when there is an outbox.
+func (a *attempt) store(ctx context.Context, transaction Transaction, produced []*message.Message) ([]*message.Message, error) {
 	if len(produced) == 0 {
-		return nil
+		return nil, nil
 	}
 	topic := message.PublishTopicFromCtx(a.outer)
 	if topic == "" {
-		return ErrNoPublishTopic
+		return nil, ErrNoPublishTopic
 	}
 	if slices.Contains(produced, nil) {
-		return Permanent(errors.New("the handler returned a nil message"))
+		return nil, Permanent(errors.New("the handler returned a nil message"))
 	}
 	nameProduced(a.key, produced)
+	if a.options.Outbox != nil {
+		return nil, a.options.Outbox.Publish(topic, a.inside(produced)...)
+	}
 	encoded, err := encodeProduced(topic, produced)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return transaction.Store(ctx, encoded)
+	return produced, transaction.Store(ctx, encoded)
+}
+
+// inside returns copies with the handler's context: one of the messages may be the incoming one.
+func (a *attempt) inside(produced []*message.Message) []*message.Message {
+	copies := make([]*message.Message, len(produced))
+	for i, msg := range produced {
+		copies[i] = msg.Copy()
+		copies[i].SetContext(a.inner)
+	}
+	return copies
 }
 
 // replay returns the stored messages of a message that was processed before. They are published again

@@ -471,16 +471,7 @@ func TestFieldCase39CutInTheMiddleOfAnAnswer(t *testing.T) {
 // Field case 46 without a broker: the database goes away and comes back, each message is applied once.
 func TestFieldCase46DatabaseIsAwayForAWhile(t *testing.T) {
 	t.Parallel()
-	server, err := servers.StartPostgreSQL(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
-	// Registered first, so that it runs after everything that needs the server.
-	t.Cleanup(func() {
-		if err := server.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	server := ownServer(t)
 	db := testdb.PostgreSQLAt(t, "postgres", server.URL())
 	a := newApp(t, db, db.Repository(t, inboxsql.Options{}), inbox.Options{})
 	var attempts atomic.Int32
@@ -527,6 +518,21 @@ func TestFieldCase46DatabaseIsAwayForAWhile(t *testing.T) {
 	if got, limit := int(attempts.Load()), 20+int(time.Since(started)/(100*time.Millisecond))*4; got > limit {
 		t.Errorf("%d attempts in %s", got, time.Since(started))
 	}
+}
+
+// ownServer starts a PostgreSQL server for the test. Call it first, so that it stops last.
+func ownServer(t testing.TB) *servers.PostgreSQL {
+	t.Helper()
+	server, err := servers.StartPostgreSQL(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return server
 }
 
 func TestFieldCase49ClaimAndWorkAreOneTransaction(t *testing.T) {
