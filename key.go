@@ -8,10 +8,10 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
-// MaxKeyBytes is the longest consumer name and the longest message id, in bytes.
+// maxKeyBytes is the longest consumer name and the longest message id, in bytes.
 // It is the length of an AMQP short string, and far below what a btree index of any supported
 // database refuses.
-const MaxKeyBytes = 255
+const maxKeyBytes = 255
 
 // Key names one record of the inbox: one message as seen by one consumer.
 // Two consumers that share a table never see each other's records.
@@ -29,7 +29,7 @@ func (k Key) String() string {
 }
 
 // Validate returns an error that matches [ErrInvalidKey] and names the part that is wrong:
-// each part has 1 to [MaxKeyBytes] bytes of valid UTF-8 without NUL.
+// each part has 1 to 255 bytes of valid UTF-8 without NUL.
 // The middleware validates before it calls the repository, so the verdict is the same for every database.
 func (k Key) Validate() error {
 	if err := validatePart("consumer", k.Consumer); err != nil {
@@ -42,8 +42,8 @@ func validatePart(part, value string) error {
 	switch {
 	case value == "":
 		return fmt.Errorf("%w: %s is empty", ErrInvalidKey, part)
-	case len(value) > MaxKeyBytes:
-		return fmt.Errorf("%w: %s has %d bytes, at most %d are allowed", ErrInvalidKey, part, len(value), MaxKeyBytes)
+	case len(value) > maxKeyBytes:
+		return fmt.Errorf("%w: %s has %d bytes, at most %d are allowed", ErrInvalidKey, part, len(value), maxKeyBytes)
 	case strings.IndexByte(value, 0) >= 0:
 		return fmt.Errorf("%w: %s %q contains a NUL byte", ErrInvalidKey, part, value)
 	case !utf8.ValidString(value):

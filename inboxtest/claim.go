@@ -62,7 +62,7 @@ var claimCases = []kitCase{
 			"1", "01", "1.0", "1e0", "0x1", "NULL", "true",
 			"'", "''", `\`, `\\`, `\'`, `"`, `$1`, `?`, `:a`, "@a", "%s", "--", "/*", ";", "a\nb", "a\r\nb", "a\tb", "\x01", "\x7f",
 			"'); DROP TABLE watermill_inbox; --", `E'\047'`, "$$", "$tag$", "日本語", "🙂", "\u200b", "\ufeff", "İ", "i",
-			strings.Repeat("x", inbox.MaxKeyBytes), strings.Repeat("x", inbox.MaxKeyBytes-1), strings.Repeat("🙂", inbox.MaxKeyBytes/4),
+			strings.Repeat("x", maxKeyBytes), strings.Repeat("x", maxKeyBytes-1), strings.Repeat("🙂", maxKeyBytes/4),
 		}
 		for _, name := range names {
 			k.process(inbox.Key{Consumer: "kit", MessageID: name}, "id "+name)

@@ -176,3 +176,6 @@ var lastKey atomic.Int64
 func (k *kit) key() inbox.Key {
 	return inbox.Key{Consumer: "kit", MessageID: fmt.Sprintf("message-%d", lastKey.Add(1))}
 }
+
+// maxKeyBytes is the longest part of a key.
+const maxKeyBytes = 255

@@ -137,6 +137,93 @@ var markingCases = []kitCase{
 			k.Fatalf("the message was %s", got)
 		}
 	}},
+	{"unsent messages are listed in pages, and published again", func(k *kit) {
+		if _, ok := k.Repository.(interface {
+			ListUnsent(context.Context, time.Duration, inbox.Key, int, func(inbox.Key, inbox.Record)) error
+		}); !ok {
+			return // an optional ability
+		}
+		d := k.deliver(k.Repository, inbox.Options{}, true, k.produce(new(atomic.Int32)))
+		var keys []inbox.Key
+		for _, id := range []string{"a", "B", "b", "é", "z'"} {
+			key := inbox.Key{Consumer: consumer, MessageID: id}
+			keys = append(keys, key)
+			d.failPublish(1)
+			d.want(nacked, key)
+			if id == "z'" {
+				continue // too young
+			}
+			if err := k.Age(k.context(), key, 2*time.Hour); err != nil {
+				k.Fatal(err)
+			}
+		}
+		sent := k.key()
+		k.process(sent, "effect")
+		var listed []inbox.Unsent
+		for after := (inbox.Key{}); ; {
+			page, err := inbox.ListUnsent(k.context(), k.Repository, time.Hour, after, 3)
+			if err != nil {
+				k.Fatal(err)
+			}
+			listed = append(listed, page...)
+			if len(page) < 3 {
+				break
+			}
+			after = page[len(page)-1].Key
+		}
+		var ids []string
+		for _, unsent := range listed {
+			ids = append(ids, unsent.Key.MessageID)
+			if unsent.Err != nil || unsent.Topic != publishTopic || len(unsent.Messages) != 1 || unsent.Messages[0].UUID != "event-of-"+unsent.Key.MessageID {
+				k.Fatalf("listed %+v", unsent)
+			}
+		}
+		if want := []string{"B", "a", "b", "é"}; !slices.Equal(ids, want) {
+			k.Fatalf("listed %q, want %q", ids, want)
+		}
+		d.failPublish(1)
+		if err := listed[0].Publish(k.context(), k.Repository, d); err == nil {
+			k.Fatal("a failed publish was reported as done")
+		}
+		if k.wantProcessed(listed[0].Key).Produced == nil {
+			k.Fatal("a failed publish was marked as sent")
+		}
+		for _, unsent := range listed {
+			if err := unsent.Publish(k.context(), k.Repository, d); err != nil {
+				k.Fatal(err)
+			}
+			if k.wantProcessed(unsent.Key).Produced != nil {
+				k.Fatalf("%s was not marked as sent", unsent.Key)
+			}
+		}
+		if got := message.Messages(d.allPublished()).IDs(); !slices.Equal(got, []string{"event-of-B", "event-of-a", "event-of-b", "event-of-é"}) {
+			k.Fatalf("published %q", got)
+		}
+		if rest, err := inbox.ListUnsent(k.context(), k.Repository, time.Hour, inbox.Key{}, 10); err != nil || len(rest) != 0 {
+			k.Fatalf("still unsent: %v, %v", rest, err)
+		}
+	}},
+	{"an unsent record that cannot be read does not hide the others", func(k *kit) {
+		for id, stored := range map[string]string{"1": `{"version":2}`, "2": `{"version":1,"topic":"ZXZlbnRz","messages":[{"uuid":"eA==","payload":"eA=="}]}`} {
+			transaction := k.claim(k.context(), inbox.Key{Consumer: consumer, MessageID: id})
+			if err := transaction.Store(k.context(), []byte(stored)); err != nil {
+				k.Fatal(err)
+			}
+			if err := transaction.Commit(k.context()); err != nil {
+				k.Fatal(err)
+			}
+		}
+		list, err := inbox.ListUnsent(k.context(), k.Repository, -time.Hour, inbox.Key{}, 10)
+		if err != nil || len(list) != 2 {
+			k.Fatalf("listed %v, %v", list, err)
+		}
+		if !errors.Is(list[0].Err, inbox.ErrStoredMessages) || list[0].Publish(k.context(), k.Repository, nil) == nil {
+			k.Fatalf("the unreadable one is %+v", list[0])
+		}
+		if list[1].Err != nil || list[1].Topic != "events" || list[1].Messages[0].UUID != "x" {
+			k.Fatalf("the readable one is %+v", list[1])
+		}
+	}},
 	{"marking passes over keys that have nothing to mark", func(k *kit) {
 		plain, unknown := k.key(), k.key()
 		k.process(plain, "effect")

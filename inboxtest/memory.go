@@ -1,9 +1,12 @@
 package inboxtest
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"sort"
+	"strings"
 	"sync"
 	"time"
 
@@ -118,6 +121,30 @@ func (r *MemoryRepository) CountUnsent(ctx context.Context, age time.Duration) (
 		}
 	}
 	return count, nil
+}
+
+// ListUnsent serves [inbox.ListUnsent].
+func (r *MemoryRepository) ListUnsent(ctx context.Context, age time.Duration, after inbox.Key, limit int, each func(inbox.Key, inbox.Record)) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	var keys []inbox.Key
+	for key, record := range r.records {
+		if time.Since(record.ProcessedAt) > age && record.Produced != nil && compareKeys(key, after) > 0 {
+			keys = append(keys, key)
+		}
+	}
+	slices.SortFunc(keys, compareKeys)
+	for _, key := range keys[:min(limit, len(keys))] {
+		each(key, r.records[key])
+	}
+	return nil
+}
+
+func compareKeys(a, b inbox.Key) int {
+	return cmp.Or(strings.Compare(a.Consumer, b.Consumer), strings.Compare(a.MessageID, b.MessageID))
 }
 
 // Write writes an effect through the transaction in the handler's context.

@@ -98,7 +98,7 @@ var outcomeCases = []kitCase{
 		d := k.deliver(untouched, inbox.Options{}, false, k.effect(&runs))
 		for _, id := range []string{
 			"", "a\x00b", "\x00", "\xff\xfe", "\xed\xa0\x80", // the last one is a lone surrogate
-			strings.Repeat("x", inbox.MaxKeyBytes+1), strings.Repeat("x", 300), strings.Repeat("x", 54000), strings.Repeat("🙂", 64),
+			strings.Repeat("x", maxKeyBytes+1), strings.Repeat("x", 300), strings.Repeat("x", 54000), strings.Repeat("🙂", 64),
 		} {
 			d.want(nacked, inbox.Key{MessageID: id})
 			k.wantInvalid(d.lastError(), "message id")
@@ -110,7 +110,7 @@ var outcomeCases = []kitCase{
 		k.wantEffects(key.MessageID)
 	}},
 	{"invalid consumer names", func(k *kit) {
-		for _, name := range []string{"", "a\x00b", "\xff\xfe", strings.Repeat("x", inbox.MaxKeyBytes+1)} {
+		for _, name := range []string{"", "a\x00b", "\xff\xfe", strings.Repeat("x", maxKeyBytes+1)} {
 			var runs atomic.Int32
 			d := k.deliver(k.Repository, inbox.Options{Consumer: func(string) string { return name }}, false, k.effect(&runs))
 			d.want(nacked, k.key())

@@ -27,7 +27,7 @@ func (DefaultPostgreSQLSchema) ClaimQuery(params KeyParams) Query {
 
 // RecordQuery implements [SchemaAdapter].
 func (DefaultPostgreSQLSchema) RecordQuery(params KeyParams) Query {
-	return Query{Query: `SELECT (extract(epoch FROM "processed_at") * 1000000)::bigint, ` +
+	return Query{Query: `SELECT ` + postgreSQLProcessedAt + `, ` +
 		`CASE WHEN "dispatched_at" IS NULL THEN "produced" END FROM ` + params.Table.Quoted() + whereKey(params)}
 }
 
@@ -78,6 +78,15 @@ func (DefaultPostgreSQLSchema) CountUnsentQuery(params CountUnsentParams) Query 
 		`AND "produced" IS NOT NULL AND "dispatched_at" IS NULL`, params.Table.Quoted(), interval(params.Age.Microseconds()))}
 }
 
+// ListUnsentQuery implements [SchemaAdapter].
+func (DefaultPostgreSQLSchema) ListUnsentQuery(params ListUnsentParams) Query {
+	return Query{Query: fmt.Sprintf(`SELECT "consumer", "message_id", %s, "produced" FROM %s WHERE "processed_at" < now() - %s `+
+		`AND "produced" IS NOT NULL AND "dispatched_at" IS NULL AND ("consumer", "message_id") > (%s, %s) `+
+		`ORDER BY "consumer", "message_id" LIMIT %d`,
+		postgreSQLProcessedAt, params.Table.Quoted(), interval(params.Age.Microseconds()),
+		pq.QuoteLiteral(params.After.Consumer), pq.QuoteLiteral(params.After.MessageID), params.Limit)}
+}
+
 // CheckQuery implements [SchemaAdapter].
 func (DefaultPostgreSQLSchema) CheckQuery(params CheckParams) Query {
 	return Query{Query: strings.ReplaceAll(postgreSQLCheck, "$table", pq.QuoteLiteral(params.Table.Quoted()))}
@@ -115,6 +124,8 @@ func (DefaultPostgreSQLSchema) IsBrokenByHandler(err error) bool {
 	}
 	return true
 }
+
+const postgreSQLProcessedAt = `(extract(epoch FROM "processed_at") * 1000000)::bigint`
 
 func whereKey(params KeyParams) string {
 	return ` WHERE "consumer" = ` + pq.QuoteLiteral(params.Key.Consumer) +

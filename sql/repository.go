@@ -118,3 +118,28 @@ func (r *Repository) CountUnsent(ctx context.Context, age time.Duration) (int, e
 	}
 	return count, nil
 }
+
+// ListUnsent serves [inbox.ListUnsent].
+func (r *Repository) ListUnsent(ctx context.Context, age time.Duration, after inbox.Key, limit int, each func(inbox.Key, inbox.Record)) error {
+	query := r.schema.ListUnsentQuery(ListUnsentParams{Table: r.table, Age: age, After: after, Limit: limit})
+	rows, err := r.db.QueryContext(ctx, query.Query, query.Args...)
+	if err != nil {
+		return fmt.Errorf("inboxsql: cannot list unsent records: %w", err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var (
+			key         inbox.Key
+			processedAt int64
+			produced    []byte
+		)
+		if err := rows.Scan(&key.Consumer, &key.MessageID, &processedAt, &produced); err != nil {
+			return fmt.Errorf("inboxsql: cannot list unsent records: %w", err)
+		}
+		each(key, inbox.Record{ProcessedAt: time.UnixMicro(processedAt), Produced: produced})
+	}
+	if err := rows.Err(); err != nil {
+		return fmt.Errorf("inboxsql: cannot list unsent records: %w", err)
+	}
+	return nil
+}

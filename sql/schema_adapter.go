@@ -39,6 +39,10 @@ type SchemaAdapter interface {
 	// CountUnsentQuery selects the number that inbox.Repository.CountUnsent returns.
 	CountUnsentQuery(params CountUnsentParams) Query
 
+	// ListUnsentQuery selects consumer, message_id, processed_at as microseconds since 1970, and produced of
+	// the records that [Repository.ListUnsent] lists.
+	ListUnsentQuery(params ListUnsentParams) Query
+
 	// CheckQuery selects one text per fault that would make the inbox unsafe or unusable; no row when
 	// all is well. See [Repository.Check] for what it looks at.
 	CheckQuery(params CheckParams) Query
@@ -93,6 +97,14 @@ type DeleteProcessedParams struct {
 type CountUnsentParams struct {
 	Table Table
 	Age   time.Duration
+}
+
+// ListUnsentParams are the parameters of ListUnsentQuery.
+type ListUnsentParams struct {
+	Table Table
+	Age   time.Duration
+	After inbox.Key // the zero key, or a valid one
+	Limit int
 }
 
 // CheckParams are the parameters of CheckQuery.

@@ -69,6 +69,14 @@ func (DefaultSQLiteSchema) CountUnsentQuery(params CountUnsentParams) Query {
 		`AND "produced" IS NOT NULL AND "dispatched_at" IS NULL`, []any{params.Age.Milliseconds()}}
 }
 
+// ListUnsentQuery implements [SchemaAdapter].
+func (DefaultSQLiteSchema) ListUnsentQuery(params ListUnsentParams) Query {
+	return Query{`SELECT "consumer", "message_id", "processed_at" * 1000, "produced" FROM ` + params.Table.Quoted() +
+		` WHERE "processed_at" < ` + sqliteNow + ` - ? AND "produced" IS NOT NULL AND "dispatched_at" IS NULL ` +
+		`AND ("consumer", "message_id") > (?, ?) ORDER BY "consumer", "message_id" LIMIT ?`,
+		[]any{params.Age.Milliseconds(), params.After.Consumer, params.After.MessageID, params.Limit}}
+}
+
 // CheckQuery implements [SchemaAdapter].
 func (DefaultSQLiteSchema) CheckQuery(params CheckParams) Query {
 	schema := params.Table.Schema()
