@@ -93,14 +93,17 @@ func ShouldPoison(err error) bool {
 	if err == nil {
 		return false
 	}
-	if isPermanent(err) {
+	var own *Error
+	ours := errors.As(err, &own)
+	switch {
+	case ours && errors.Is(err, context.Canceled):
+		return false // even if permanent: a subscriber that is closing has nacked the message already
+	case isPermanent(err):
 		return true
-	}
-	if isTransient(err) {
+	case isTransient(err):
 		return false
 	}
-	var own *Error
-	return !errors.As(err, &own) || errors.Is(err, ErrTransactionBroken)
+	return !ours || errors.Is(err, ErrTransactionBroken)
 }
 
 // isTransient reports whether a handler's error is about the context, a connection or the server's

@@ -40,6 +40,8 @@ func TestShouldRetryAndShouldPoison(t *testing.T) {
 		"commit answer lost":                   {step("commit", driver.ErrBadConn), true, false},
 		"stored messages of a newer version":   {step("replay", inbox.ErrStoredMessages), true, false},
 		"context ended under the handler":      {step("handler", errors.Join(handlers, context.Canceled)), true, false},
+		"permanent, at a shutdown":             {step("handler", errors.Join(inbox.Permanent(handlers), context.Canceled)), false, false},
+		"permanent, past the deadline":         {step("handler", errors.Join(inbox.Permanent(handlers), context.DeadlineExceeded)), false, true},
 		"broken only because the context went": {step("commit", errors.Join(inbox.ErrTransactionBroken, context.Canceled)), true, false},
 		"cancelled":                            {context.Canceled, true, false},
 		"past the deadline":                    {fmt.Errorf("query: %w", context.DeadlineExceeded), true, false},

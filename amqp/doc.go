@@ -68,6 +68,16 @@
 // includes the nacks of what is in hand when the subscriber is closed, so without a dead-letter exchange every
 // restart loses messages.
 //
+// # Stopping
+//
+// On SIGTERM call router.Close, or add plugin.SignalsHandler, rather than ending the context given to router.Run.
+// Close nacks what is in hand once. When a context ends, watermill-amqp v2.1.3 goes on to take messages and to return
+// them until it happens to look at the context, and every one counts against the delivery limit of a quorum
+// queue: up to 14 failed deliveries of one message in a shutdown with four in flight, against 2 to 5 with Close.
+// The CloseTimeout of the router counts with Close only.
+//
+// # Slow handlers
+//
 // RabbitMQ closes the channel of a consumer that takes longer than consumer_timeout (30 minutes by default) to
 // answer, and delivers the message to another one while the first handler still runs. The inbox keeps the effect
 // single: the copy waits for the claim of the first, at most for the inbox's ClaimTimeout, and is then

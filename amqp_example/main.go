@@ -111,6 +111,11 @@ func run(naive bool, logger watermill.LoggerAdapter) error {
 	if err != nil {
 		return err
 	}
+	defer func() { // marks what was published; for handlers that return messages
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_ = once.Close(ctx)
+	}()
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 20 * time.Second}, logger)
 	if err != nil {
 		return err
@@ -128,7 +133,14 @@ func run(naive bool, logger watermill.LoggerAdapter) error {
 		router.AddMiddleware(once.Middleware) // innermost: its claim commits with what the handler writes
 		router.AddConsumerHandler("book_payment", queue, subscriber, handler.Book)
 	}
-	if err := router.Run(ctx); err != nil || ctx.Err() != nil {
+	// Close stops the subscriptions before their contexts. A context that ends first makes watermill-amqp
+	// take and return messages for a while, each a failed delivery, and CloseTimeout would not count.
+	context.AfterFunc(ctx, func() {
+		if err := router.Close(); err != nil {
+			logger.Error("Handlers were still running", err, nil)
+		}
+	})
+	if err := router.Run(context.WithoutCancel(ctx)); err != nil || ctx.Err() != nil {
 		return err
 	}
 	return errors.New("the router stopped by itself")

@@ -204,7 +204,7 @@ var markingCases = []kitCase{
 		}
 	}},
 	{"an unsent record that cannot be read does not hide the others", func(k *kit) {
-		for id, stored := range map[string]string{"1": `{"version":2}`, "2": `{"version":1,"topic":"ZXZlbnRz","messages":[{"uuid":"eA==","payload":"eA=="}]}`} {
+		for id, stored := range map[string]string{"1": `{"version":2}`, "2": `{"version":1,"added_later":true,"topic":"ZXZlbnRz","messages":[{"uuid":"eA==","payload":"eA=="}]}`} {
 			transaction := k.claim(k.context(), inbox.Key{Consumer: consumer, MessageID: id})
 			if err := transaction.Store(k.context(), []byte(stored)); err != nil {
 				k.Fatal(err)

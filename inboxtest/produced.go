@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -37,6 +38,48 @@ var producedCases = []kitCase{
 		if got.UUID != "event-of-"+key.MessageID || got.Metadata.Get("type") != "Booked" || string(got.Payload) != "booked" {
 			k.Fatalf("replayed %s %v %q", got.UUID, got.Metadata, got.Payload)
 		}
+	}},
+	{"a publish that fails half-way is repeated as a whole", func(k *kit) {
+		d := k.deliver(k.Repository, inbox.Options{}, true, func(*message.Message) ([]*message.Message, error) {
+			return []*message.Message{message.NewMessage("1", nil), message.NewMessage("", nil)}, nil
+		})
+		d.failPublish(1) // the broker may have taken the first of them
+		key := k.key()
+		d.want(nacked, key)
+		d.want(acked, key)
+		attempts := d.allAttempts()
+		if len(attempts) != 2 || !slices.Equal(message.Messages(attempts[0]).IDs(), message.Messages(attempts[1]).IDs()) {
+			k.Fatalf("attempts %v, want two with the same UUIDs", attempts)
+		}
+	}},
+	{"a copy that arrives between the commit and the publish", func(k *kit) {
+		var runs atomic.Int32
+		committed, leave := make(chan struct{}), make(chan struct{})
+		m := k.newMiddleware(k.Repository)
+		d := &deliveries{kit: k, messages: make(chan *message.Message), middleware: m}
+		var held atomic.Bool
+		k.startRouter(d, true, k.produce(&runs), func(next message.HandlerFunc) message.HandlerFunc {
+			return func(msg *message.Message) ([]*message.Message, error) {
+				produced, err := next(msg)
+				if held.CompareAndSwap(false, true) {
+					close(committed)
+					<-leave
+				}
+				return produced, err
+			}
+		}, m.Middleware)
+		key := k.key()
+		first := d.start(key, k.context())
+		<-committed
+		d.want(acked, key) // it cannot know whether the first will publish
+		close(leave)
+		if got := d.wait(first); got != acked {
+			k.Fatalf("the first was %s", got)
+		}
+		if got := message.Messages(d.allPublished()).IDs(); len(got) != 2 || got[0] != got[1] {
+			k.Fatalf("published %q, want the same UUID twice", got)
+		}
+		k.wantRuns(&runs, 1)
 	}},
 	{"whatever the messages hold, a replay holds the same", func(k *kit) {
 		binary := string([]byte{0, 1, 0xff, 0xfe, '"', '\\', '\'', 0xed, 0xa0, 0x80})

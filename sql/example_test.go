@@ -103,6 +103,29 @@ func ExampleContextWithTx() {
 	}
 }
 
+// The outbox: what the event bus publishes inside of a handler is committed with the handler's work.
+func ExamplePublisher() {
+	outbox, err := inboxsql.NewPublisher(inboxsql.PublisherOptions{SchemaAdapter: watermillsql.DefaultPostgreSQLSchema{}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	type paymentBooked struct{ ID string }
+
+	// In a handler: the message carries the handler's context, in which the transaction is found.
+	handler := func(msg *message.Message) error {
+		payload, err := json.Marshal(paymentBooked{ID: msg.UUID})
+		if err != nil {
+			return err
+		}
+		return outbox.Publish("events", message.NewMessageWithContext(msg.Context(), watermill.NewUUID(), payload))
+	}
+	_ = handler
+
+	// What handlers return goes the same way, and the router publishes nothing.
+	options := inbox.Options{Outbox: outbox}
+	_ = options
+}
+
 // A handler that publishes inside of its transaction, through watermill-sql: the message is in the outbox
 // table if, and only if, the handler's work is committed. The table must exist; make it at the start.
 func ExampleTxFromContext_watermillSQL() {

@@ -1,12 +1,16 @@
 package amqp_test
 
 import (
+	"os"
 	"testing"
 
 	"go.uber.org/goleak"
 )
 
 func TestMain(m *testing.M) {
+	if configuration := os.Getenv(consumerVariable); configuration != "" {
+		os.Exit(consumerMain(configuration))
+	}
 	goleak.VerifyTestMain(m,
 		// watermill-amqp v2.1.3: when Close ends the connection before the reconnect goroutine has seen that
 		// it is closing, that goroutine may connect again, and nobody closes the new connection.

@@ -50,22 +50,28 @@ func PostgreSQL(t testing.TB, driver string) *Database {
 // PostgreSQLAt is PostgreSQL on another server.
 func PostgreSQLAt(t testing.TB, driver, address string) *Database {
 	t.Helper()
-	admin := open(t, "postgres", address)
+	// A transaction that a test has left open fails the clean-up instead of blocking it.
+	admin := open(t, "postgres", withParameter(t, address, "lock_timeout", "20s"))
 	schema := "test_" + RandomName()
 	exec(t, admin, `CREATE SCHEMA `+schema)
 	t.Cleanup(func() { exec(t, admin, `DROP SCHEMA `+schema+` CASCADE`) })
 
+	db := &Database{Driver: driver, URL: withParameter(t, address, "search_path", schema), Adapter: inboxsql.DefaultPostgreSQLSchema{}}
+	db.DB = open(t, driver, db.URL)
+	exec(t, db.DB, `CREATE TABLE effects (effect text NOT NULL)`)
+	return db
+}
+
+func withParameter(t testing.TB, address, name, value string) string {
+	t.Helper()
 	parsed, err := url.Parse(address)
 	if err != nil {
 		t.Fatal(err)
 	}
 	query := parsed.Query()
-	query.Set("search_path", schema)
+	query.Set(name, value)
 	parsed.RawQuery = query.Encode()
-	db := &Database{Driver: driver, URL: parsed.String(), Adapter: inboxsql.DefaultPostgreSQLSchema{}}
-	db.DB = open(t, driver, db.URL)
-	exec(t, db.DB, `CREATE TABLE effects (effect text NOT NULL)`)
-	return db
+	return parsed.String()
 }
 
 // SQLite makes a file for the test, in WAL mode with a busy timeout.
