@@ -34,6 +34,25 @@ type openTransaction struct {
 	ended atomic.Bool
 }
 
+// handlerContext is the context that the handler finds on its message: the message's own with a key and a
+// transaction. One type for both, because it is made for every message.
+type handlerContext struct {
+	context.Context
+	key  Key
+	open openTransaction
+}
+
+// Value implements context.Context.
+func (c *handlerContext) Value(key any) any {
+	switch key.(type) {
+	case keyContextKey:
+		return &c.key
+	case transactionContextKey:
+		return &c.open
+	}
+	return c.Context.Value(key)
+}
+
 // TransactionFromContext returns the open transaction of the message that is being handled, if it is a T
 // or wraps one (a method Unwrap() Transaction). It returns false outside of a handler, and in every
 // context of an attempt that has been committed or rolled back.

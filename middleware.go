@@ -23,11 +23,13 @@ type Middleware struct {
 func (m *Middleware) Middleware(h message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		outer := msg.Context()
-		a := &attempt{Middleware: m, started: time.Now(), outer: outer, msg: msg, key: Key{
+		a := &attempt{Middleware: m, started: time.Now(), outer: outer, msg: msg}
+		a.inner.Context = outer
+		a.inner.key = Key{
 			Consumer:  m.options.Consumer(message.HandlerNameFromCtx(outer)),
 			MessageID: m.options.MessageID(msg),
-		}}
-		if err := a.key.Validate(); err != nil {
+		}
+		if err := a.inner.key.Validate(); err != nil {
 			return nil, a.failed("key", err)
 		}
 		if err := outer.Err(); err != nil {
@@ -51,10 +53,8 @@ type attempt struct {
 	started time.Time
 	waited  time.Duration   // what the claim took, another copy's run included
 	outer   context.Context // the message's
-	inner   context.Context // the handler's, with the key and the transaction
+	inner   handlerContext  // the handler's, with the key and the transaction
 	msg     *message.Message
-	key     Key
-	open    openTransaction
 }
 
 func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
@@ -72,11 +72,11 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 
 	// From here on every way out ends the transaction. There is no recover: a panic keeps its value and
 	// runtime.Goexit goes on, and both pass through here.
-	a.open.Transaction = transaction
+	a.inner.open.Transaction = transaction
 	outcome := "failed"
 	defer func() {
 		// First, so that no goroutine that kept the context finds a transaction that is about to end.
-		a.open.ended.Store(true)
+		a.inner.open.ended.Store(true)
 		if outcome != "processed" {
 			if err := transaction.Rollback(); err != nil {
 				a.log("Rolling back failed, the database will do it", watermill.LogFields{"error": err.Error()})
@@ -93,7 +93,7 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 		outcome = "duplicate"
 		if len(produced) > 0 {
 			outcome = "replayed"
-			a.marker.await(a.outer, a.msg, a.key)
+			a.marker.await(a.outer, a.msg, a.inner.key)
 		}
 		return produced, nil
 	}
@@ -106,7 +106,7 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 	if err != nil {
 		return nil, a.failed("store", err)
 	}
-	a.open.ended.Store(true)
+	a.inner.open.ended.Store(true)
 	if !detach() {
 		return nil, a.failed("commit", context.Cause(a.outer))
 	}
@@ -116,7 +116,7 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 	}
 	outcome = "processed"
 	if len(produced) > 0 {
-		a.marker.await(a.outer, a.msg, a.key)
+		a.marker.await(a.outer, a.msg, a.inner.key)
 	}
 	return produced, nil
 }
@@ -124,7 +124,7 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 // claim opens the transaction and claims the key, within the claim timeout.
 func (a *attempt) claim(ctx context.Context, cancel context.CancelCauseFunc) (Transaction, *Record, error) {
 	timer := time.AfterFunc(a.options.ClaimTimeout, func() { cancel(ErrInFlight) })
-	transaction, record, err := a.repository.Claim(ctx, a.key)
+	transaction, record, err := a.repository.Claim(ctx, a.inner.key)
 	a.waited = time.Since(a.started)
 	if timer.Stop() {
 		return transaction, record, err
@@ -145,8 +145,7 @@ func (a *attempt) claim(ctx context.Context, cancel context.CancelCauseFunc) (Tr
 // message's context as it was.
 func (a *attempt) handle(h message.HandlerFunc) ([]*message.Message, error) {
 	defer a.msg.SetContext(a.outer)
-	a.inner = context.WithValue(context.WithValue(a.outer, keyContextKey{}, &a.key), transactionContextKey{}, &a.open)
-	a.msg.SetContext(a.inner)
+	a.msg.SetContext(&a.inner)
 
 	produced, err := h(a.msg)
 	if ended := a.outer.Err(); ended != nil && (err == nil || !errors.Is(err, ended)) {
@@ -166,7 +165,7 @@ func (a *attempt) failed(step string, err error) error {
 	if ended := a.outer.Err(); ended != nil && !errors.Is(err, ended) {
 		err = errors.Join(err, ended)
 	}
-	err = &Error{Step: step, Key: a.key, Err: err}
+	err = &Error{Step: step, Key: a.inner.key, Err: err}
 	a.logCancelled(err)
 	return err
 }
@@ -188,8 +187,8 @@ func (a *attempt) fields() watermill.LogFields {
 	return watermill.LogFields{
 		"message_uuid": a.msg.UUID,
 		"handler_name": message.HandlerNameFromCtx(a.outer),
-		"consumer":     a.key.Consumer,
-		"message_id":   a.key.MessageID,
+		"consumer":     a.inner.key.Consumer,
+		"message_id":   a.inner.key.MessageID,
 		"wait":         a.waited,
 	}
 }

@@ -28,7 +28,7 @@ func (a *attempt) store(ctx context.Context, transaction Transaction, produced [
 	if slices.Contains(produced, nil) {
 		return nil, Permanent(errors.New("the handler returned a nil message"))
 	}
-	nameProduced(a.key, produced)
+	nameProduced(a.inner.key, produced)
 	if a.options.Outbox != nil {
 		return nil, a.options.Outbox.Publish(topic, a.inside(produced)...)
 	}
@@ -44,7 +44,7 @@ func (a *attempt) inside(produced []*message.Message) []*message.Message {
 	copies := make([]*message.Message, len(produced))
 	for i, msg := range produced {
 		copies[i] = msg.Copy()
-		copies[i].SetContext(a.inner)
+		copies[i].SetContext(&a.inner)
 	}
 	return copies
 }
