@@ -59,8 +59,10 @@ var markingCases = []kitCase{
 			msg.Ack()
 			return []*message.Message{message.NewMessage("event", nil)}, nil
 		})
+		d.publishes = make(chan struct{}, 1)
 		d.failPublish(1)
 		d.want(acked, key)
+		<-d.publishes // after the commit
 		d.flush()
 		if record := k.wantProcessed(key); record.Produced == nil {
 			k.Fatal("the record was marked as sent although it was not")

@@ -24,7 +24,8 @@ type deliveries struct {
 	errors    []error
 	attempts  [][]*message.Message // of publishing, the failed ones included
 	published []*message.Message
-	fails     int // so many publishes
+	fails     int           // so many publishes
+	publishes chan struct{} // gets one for each attempt, when set
 }
 
 const (
@@ -129,6 +130,9 @@ func (d *deliveries) Publish(topic string, messages ...*message.Message) error {
 		}
 	}
 	d.attempts = append(d.attempts, messages)
+	if d.publishes != nil {
+		d.publishes <- struct{}{}
+	}
 	if d.fails > 0 {
 		d.fails--
 		return errors.New("the broker is away")

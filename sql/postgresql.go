@@ -25,6 +25,15 @@ func (DefaultPostgreSQLSchema) ClaimQuery(params KeyParams) Query {
 		`) ON CONFLICT ("consumer", "message_id") DO NOTHING`}
 }
 
+// BeginClaimQuery is ClaimQuery for a transaction that begins in the same message to the server, see
+// [NewConnector]. There the transaction's time is the message's; on a connection that is already in a
+// transaction it is older, and the division fails.
+func (DefaultPostgreSQLSchema) BeginClaimQuery(params KeyParams) Query {
+	return Query{Query: `INSERT INTO ` + params.Table.Quoted() + ` ("consumer", "message_id") SELECT ` +
+		pq.QuoteLiteral(params.Key.Consumer) + `, ` + pq.QuoteLiteral(params.Key.MessageID) +
+		` WHERE 1 / (transaction_timestamp() = statement_timestamp())::int = 1 ON CONFLICT ("consumer", "message_id") DO NOTHING`}
+}
+
 // RecordQuery implements [SchemaAdapter].
 func (DefaultPostgreSQLSchema) RecordQuery(params KeyParams) Query {
 	return Query{Query: `SELECT ` + postgreSQLProcessedAt + `, ` +
@@ -44,7 +53,8 @@ func (DefaultPostgreSQLSchema) MarkOpenQuery(ProofParams) Query { return Query{}
 // ended; pgx's bridge commits what a ROLLBACK sent as text has ended, and others are not known.
 // The division fails unless this very transaction has written the record.
 func (DefaultPostgreSQLSchema) ProveOpenQuery(params ProofParams) Query {
-	if _, ok := params.Driver.(*pq.Driver); ok {
+	switch params.Driver.(type) {
+	case *pq.Driver, fusedDriver:
 		return Query{}
 	}
 	return Query{Query: `SELECT 1 / count(*) FROM ` + params.Table.Quoted() + whereKey(params.KeyParams) +

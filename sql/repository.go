@@ -35,7 +35,13 @@ type Repository struct {
 	schema    SchemaAdapter
 	table     Table
 	txOptions *sql.TxOptions
+	fused     beginClaimer // nil: begin and claim are two round trips
 	checked   atomic.Bool
+}
+
+// beginClaimer is a SchemaAdapter whose claim can begin its transaction.
+type beginClaimer interface {
+	BeginClaimQuery(params KeyParams) Query
 }
 
 var _ inbox.Repository = (*Repository)(nil)
@@ -59,7 +65,11 @@ func NewRepository(db *sql.DB, options Options) (*Repository, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Repository{db: db, schema: options.SchemaAdapter, table: table, txOptions: options.TxOptions}, nil
+	r := &Repository{db: db, schema: options.SchemaAdapter, table: table, txOptions: options.TxOptions}
+	if _, ok := db.Driver().(fusedDriver); ok {
+		r.fused, _ = options.SchemaAdapter.(beginClaimer)
+	}
+	return r, nil
 }
 
 // Claim implements [inbox.Repository].
@@ -69,14 +79,14 @@ func (r *Repository) Claim(ctx context.Context, key inbox.Key) (inbox.Transactio
 			return nil, nil, err
 		}
 	}
-	tx, err := r.db.BeginTx(ctx, r.txOptions)
+	t := &transaction{repository: r, key: key}
+	inserted, err := t.beginAndClaim(ctx)
 	if err != nil {
-		return nil, nil, fmt.Errorf("cannot begin: %w", err)
+		return nil, nil, err
 	}
-	t := &transaction{repository: r, tx: tx, key: key}
-	record, err := t.claim(ctx)
+	record, err := t.decide(ctx, inserted)
 	if err != nil {
-		_ = t.Rollback() // the claim's error says more
+		_ = t.Rollback() // the error says more
 		return nil, nil, err
 	}
 	return t, record, nil

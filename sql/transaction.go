@@ -36,14 +36,37 @@ type transaction struct {
 	key        inbox.Key
 }
 
-// claim claims the key in the open transaction, or returns the record of the one who did before.
-func (t *transaction) claim(ctx context.Context) (*inbox.Record, error) {
-	// Twice, since a cleaner may delete the record between the claim and the look at it.
-	for range 2 {
-		inserted, err := t.exec(ctx, t.repository.schema.ClaimQuery(t.keyParams()))
-		if err != nil {
-			return nil, fmt.Errorf("cannot claim: %w", err)
+// beginAndClaim opens the transaction, claims the key in it and returns the number of rows inserted. After
+// an error there is no transaction.
+func (t *transaction) beginAndClaim(ctx context.Context) (inserted int64, err error) {
+	r := t.repository
+	if r.fused != nil {
+		claim := &fusedClaim{query: r.fused.BeginClaimQuery(t.keyParams()).Query}
+		if t.tx, err = r.db.BeginTx(context.WithValue(ctx, fusedClaimContextKey{}, claim), r.txOptions); err != nil {
+			return 0, fmt.Errorf("cannot begin and claim: %w", err)
 		}
+		return claim.inserted, nil
+	}
+	if t.tx, err = r.db.BeginTx(ctx, r.txOptions); err != nil {
+		return 0, fmt.Errorf("cannot begin: %w", err)
+	}
+	inserted, err = t.claim(ctx)
+	if err != nil {
+		_ = t.Rollback() // the error says more
+	}
+	return inserted, err
+}
+
+func (t *transaction) claim(ctx context.Context) (inserted int64, err error) {
+	if inserted, err = t.exec(ctx, t.repository.schema.ClaimQuery(t.keyParams())); err != nil {
+		return 0, fmt.Errorf("cannot claim: %w", err)
+	}
+	return inserted, nil
+}
+
+// decide returns nil when the claim is ours, or the record of the one who was before.
+func (t *transaction) decide(ctx context.Context, inserted int64) (*inbox.Record, error) {
+	for attempt := 1; ; attempt++ {
 		if inserted == 1 {
 			if _, err := t.exec(ctx, t.repository.schema.MarkOpenQuery(t.proofParams())); err != nil {
 				return nil, fmt.Errorf("cannot mark the claim: %w", err)
@@ -54,8 +77,14 @@ func (t *transaction) claim(ctx context.Context) (*inbox.Record, error) {
 		if !errors.Is(err, sql.ErrNoRows) {
 			return record, err
 		}
+		if attempt == 2 {
+			return nil, inbox.ErrNoRecord
+		}
+		// A cleaner may have deleted the record between the claim and the look at it.
+		if inserted, err = t.claim(ctx); err != nil {
+			return nil, err
+		}
 	}
-	return nil, inbox.ErrNoRecord
 }
 
 func (t *transaction) record(ctx context.Context) (*inbox.Record, error) {

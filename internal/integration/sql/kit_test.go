@@ -34,6 +34,15 @@ func TestRepository(t *testing.T) {
 			open:     func(t testing.TB) *testdb.Database { return testdb.PostgreSQL(t, "postgres") },
 			options:  inboxsql.Options{TxOptions: &sql.TxOptions{Isolation: sql.LevelSerializable}},
 		},
+		"lib-pq, fused": {
+			features: inboxtest.Features{FailedStatementBreaksTransaction: true},
+			open:     testdb.PostgreSQLFused,
+		},
+		"lib-pq, fused, REPEATABLE READ": {
+			features: inboxtest.Features{FailedStatementBreaksTransaction: true, WaitingCopyFails: true},
+			open:     testdb.PostgreSQLFused,
+			options:  inboxsql.Options{TxOptions: &sql.TxOptions{Isolation: sql.LevelRepeatableRead}},
+		},
 		"pgx": {
 			features: inboxtest.Features{FailedStatementBreaksTransaction: true},
 			open:     func(t testing.TB) *testdb.Database { return testdb.PostgreSQL(t, "pgx") },

@@ -247,7 +247,7 @@ func TestFieldCase34TimeoutLeavesADeadContext(t *testing.T) {
 						return produced, err
 					}
 				},
-				middleware.Timeout(300*time.Millisecond),
+				middleware.Timeout(2*time.Second),
 				a.inbox.Middleware,
 			)
 			var runs int

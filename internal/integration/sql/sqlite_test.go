@@ -99,8 +99,9 @@ func TestFieldCase20SQLiteHandlerWritesAroundTheTransaction(t *testing.T) {
 	if _, err := handler(newMessage("1")); err != nil {
 		t.Fatal(err)
 	}
-	if got, _ := db.Effects(context.Background()); len(got) != 1 || got[0] != "1" {
-		t.Fatalf("effects %q", got)
+	// What went around the transaction may have got the lock when the deadline ended that.
+	if got := db.Count(t, `SELECT count(*) FROM effects WHERE effect = '1'`); got != 1 {
+		t.Fatalf("%d effects", got)
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	_ "github.com/jackc/pgx/v5/stdlib" // driver "pgx"
-	_ "github.com/lib/pq"              // driver "postgres"
+	"github.com/lib/pq"                // driver "postgres"
 	_ "modernc.org/sqlite"             // driver "sqlite"
 
 	inbox "github.com/devmappa/watermill-inbox"
@@ -28,6 +28,7 @@ type Database struct {
 	*sql.DB
 	Driver  string
 	URL     string // data source name; in PostgreSQL the schema is the search path
+	Fused   bool   // opened through inboxsql.NewConnector
 	Adapter inboxsql.SchemaAdapter
 }
 
@@ -41,9 +42,13 @@ func PostgreSQLURL(t testing.TB) string {
 	return address
 }
 
-// PostgreSQL makes a schema for the test and opens it with the driver, "postgres" (lib/pq) or "pgx".
+// PostgreSQL makes a schema for the test and opens it with the driver: "postgres" (lib/pq), "fused" (lib/pq
+// behind inboxsql.NewConnector) or "pgx".
 func PostgreSQL(t testing.TB, driver string) *Database {
 	t.Helper()
+	if driver == "fused" {
+		return PostgreSQLFused(t)
+	}
 	return PostgreSQLAt(t, driver, PostgreSQLURL(t))
 }
 
@@ -93,10 +98,30 @@ func SQLiteWith(t testing.TB, parameters string) *Database {
 	return db
 }
 
+// PostgreSQLFused is PostgreSQL with lib/pq behind inboxsql.NewConnector.
+func PostgreSQLFused(t testing.TB) *Database {
+	t.Helper()
+	db := PostgreSQL(t, "postgres")
+	db.Fused = true
+	db.DB = db.Open(t)
+	return db
+}
+
 // Open opens another pool on the same database.
 func (d *Database) Open(t testing.TB) *sql.DB {
 	t.Helper()
-	return open(t, d.Driver, d.URL)
+	if !d.Fused {
+		return open(t, d.Driver, d.URL)
+	}
+	connector, err := pq.NewConnector(d.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fused, err := inboxsql.NewConnector(connector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return closeLater(t, sql.OpenDB(fused))
 }
 
 // Repository makes a repository on the database and its schema.
@@ -217,6 +242,11 @@ func open(t testing.TB, driver, dsn string) *sql.DB {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return closeLater(t, db)
+}
+
+func closeLater(t testing.TB, db *sql.DB) *sql.DB {
+	t.Helper()
 	t.Cleanup(func() {
 		// database/sql rolls back in a goroutine of its own when a context ends.
 		deadline := time.Now().Add(10 * time.Second)

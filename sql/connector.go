@@ -1,0 +1,254 @@
+package inboxsql
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+
+	"github.com/lib/pq"
+)
+
+// NewConnector wraps lib/pq's connector, so that a transaction of the inbox begins and claims in one round
+// trip instead of two: the inbox then costs no round trip more than the handler's own transaction.
+//
+//	connector, err := pq.NewConnector(url)
+//	// ...
+//	fused, err := inboxsql.NewConnector(connector)
+//	// ...
+//	db := sql.OpenDB(fused)
+//
+// A [Repository] on such a pool notices by itself. All else on the pool goes to lib/pq unchanged; the
+// handler gets an ordinary *sql.Tx. Statements in it end with the context of BeginTx, as with lib/pq,
+// and with their own.
+//
+// It returns an error for another driver's connector. A connector of lib/pq that was given a notice or
+// notification handler can be wrapped; functions of lib/pq that take a driver.Conn need the one inside.
+func NewConnector(connector driver.Connector) (driver.Connector, error) {
+	if connector == nil {
+		return nil, errors.New("inboxsql: connector is nil")
+	}
+	if _, ok := connector.Driver().(*pq.Driver); !ok {
+		return nil, fmt.Errorf("inboxsql: the connector is not lib/pq's, its driver is %T", connector.Driver())
+	}
+	return &fusedConnector{connector}, nil
+}
+
+type fusedConnector struct{ driver.Connector }
+
+// fusedDriver tells the repository what the pool can do.
+type fusedDriver struct{ driver.Driver }
+
+func (c *fusedConnector) Driver() driver.Driver { return fusedDriver{c.Connector.Driver()} }
+
+func (c *fusedConnector) Connect(ctx context.Context) (driver.Conn, error) {
+	inner, err := c.Connector.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	full, ok := inner.(pqConn)
+	if !ok {
+		_ = inner.Close()
+		return nil, fmt.Errorf("inboxsql: a connection of this version of lib/pq lacks an interface: %T", inner)
+	}
+	return &fusedConn{pqConn: full}, nil
+}
+
+// pqConn is what a connection of lib/pq can do. It is its own transaction.
+type pqConn interface {
+	driver.Conn
+	driver.ConnBeginTx
+	driver.ConnPrepareContext
+	driver.ExecerContext
+	driver.QueryerContext
+	driver.NamedValueChecker
+	driver.Pinger
+	driver.SessionResetter
+	driver.Validator
+	driver.Tx
+}
+
+// fusedClaim travels in BeginTx's context, there and back.
+type fusedClaim struct {
+	query    string
+	inserted int64
+}
+
+type fusedClaimContextKey struct{}
+
+type fusedConn struct {
+	pqConn
+	strangers bool // in the middle of a transaction that is not ours
+	tx        *fusedTx
+}
+
+// BeginTx begins with the claim that it finds in the context.
+func (c *fusedConn) BeginTx(ctx context.Context, options driver.TxOptions) (driver.Tx, error) {
+	claim, ok := ctx.Value(fusedClaimContextKey{}).(*fusedClaim)
+	if !ok {
+		return c.pqConn.BeginTx(ctx, options)
+	}
+	begin, err := beginStatement(options)
+	if err != nil {
+		return nil, err
+	}
+	claim.inserted = 0 // database/sql tries again after ErrBadConn
+	result, err := c.pqConn.ExecContext(ctx, begin+"; "+claim.query, nil)
+	if err != nil {
+		return nil, c.failedBegin(err)
+	}
+	if claim.inserted, err = result.RowsAffected(); err != nil {
+		return nil, c.failedBegin(err)
+	}
+	c.tx = &fusedTx{conn: c, ctx: ctx}
+	return c.tx, nil
+}
+
+// failedBegin leaves the connection without a transaction, or marks it for the pool to close.
+func (c *fusedConn) failedBegin(err error) error {
+	var serverErr *pq.Error
+	if errors.As(err, &serverErr) && serverErr.SQLState() == stateInTransaction {
+		c.strangers = true
+		return fmt.Errorf("inboxsql: somebody has left the connection in a transaction: %w", err)
+	}
+	if rollbackErr := c.pqConn.Rollback(); rollbackErr != nil {
+		c.strangers = true
+	}
+	return err
+}
+
+// stateInTransaction is what the claim fails with in a transaction that is older than itself, see
+// DefaultPostgreSQLSchema.BeginClaimQuery: division by zero.
+const stateInTransaction = "22012"
+
+// IsValid and ResetSession keep a stranger's transaction out of the pool.
+func (c *fusedConn) IsValid() bool { return !c.strangers && c.pqConn.IsValid() }
+
+func (c *fusedConn) ResetSession(ctx context.Context) error {
+	if c.strangers {
+		return driver.ErrBadConn
+	}
+	return c.pqConn.ResetSession(ctx)
+}
+
+func (c *fusedConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
+	ctx, release := c.bind(ctx)
+	defer release()
+	return c.pqConn.ExecContext(ctx, query, args)
+}
+
+func (c *fusedConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	ctx, release := c.bind(ctx)
+	rows, err := c.pqConn.QueryContext(ctx, query, args)
+	c.releaseLater(release, err)
+	return rows, err
+}
+
+func (c *fusedConn) Prepare(query string) (driver.Stmt, error) {
+	return c.PrepareContext(context.Background(), query)
+}
+
+func (c *fusedConn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
+	ctx, release := c.bind(ctx)
+	defer release()
+	inner, err := c.pqConn.PrepareContext(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	full, ok := inner.(pqStmt)
+	if !ok {
+		return inner, nil // COPY, which takes no contexts
+	}
+	return &fusedStmt{pqStmt: full, conn: c}, nil
+}
+
+// bind returns a context that ends with the statement's and with the transaction's. Lib/pq watches the
+// context given to its own BeginTx; ours has not gone there.
+func (c *fusedConn) bind(ctx context.Context) (bound context.Context, release func()) {
+	if c.tx == nil {
+		return ctx, func() {}
+	}
+	if ctx.Done() == nil {
+		return c.tx.ctx, func() {}
+	}
+	bound, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(c.tx.ctx, cancel)
+	return bound, func() {
+		stop()
+		cancel()
+	}
+}
+
+// releaseLater keeps the context of a query for its rows, which end with the transaction at the latest.
+func (c *fusedConn) releaseLater(release func(), err error) {
+	if err != nil || c.tx == nil {
+		release()
+		return
+	}
+	c.tx.releases = append(c.tx.releases, release)
+}
+
+type pqStmt interface {
+	driver.Stmt
+	driver.StmtExecContext
+	driver.StmtQueryContext
+}
+
+type fusedStmt struct {
+	pqStmt
+	conn *fusedConn
+}
+
+func (s *fusedStmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
+	ctx, release := s.conn.bind(ctx)
+	defer release()
+	return s.pqStmt.ExecContext(ctx, args)
+}
+
+func (s *fusedStmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+	ctx, release := s.conn.bind(ctx)
+	rows, err := s.pqStmt.QueryContext(ctx, args)
+	s.conn.releaseLater(release, err)
+	return rows, err
+}
+
+// fusedTx is an open transaction that began with a claim.
+type fusedTx struct {
+	conn     *fusedConn
+	ctx      context.Context // given to BeginTx
+	releases []func()
+}
+
+func (t *fusedTx) Commit() error {
+	t.end()
+	return t.conn.pqConn.Commit()
+}
+
+func (t *fusedTx) Rollback() error {
+	t.end()
+	return t.conn.pqConn.Rollback()
+}
+
+func (t *fusedTx) end() {
+	t.conn.tx = nil
+	for _, release := range t.releases {
+		release()
+	}
+}
+
+// beginStatement is lib/pq's.
+func beginStatement(options driver.TxOptions) (string, error) {
+	begin := "BEGIN"
+	switch isolation := sql.IsolationLevel(options.Isolation); isolation {
+	case sql.LevelDefault:
+	case sql.LevelReadUncommitted, sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable:
+		begin += " ISOLATION LEVEL " + isolation.String()
+	default:
+		return "", fmt.Errorf("inboxsql: isolation level not supported: %s", isolation)
+	}
+	if options.ReadOnly {
+		return "", errors.New("inboxsql: a claim is a write")
+	}
+	return begin + " READ WRITE", nil
+}
