@@ -30,6 +30,10 @@ func install(ctx context.Context, missing []Kind) error {
 	for _, kind := range missing {
 		names = append(names, packages[kind].debian)
 	}
+	return installPackages(ctx, names...)
+}
+
+func installPackages(ctx context.Context, names ...string) error {
 	fmt.Fprintf(os.Stderr, "servers: %s not found on this machine: installing it with apt-get, without its system service, to run a private server from it\n", strings.Join(names, " and "))
 
 	restorePolicy, err := replaceFile(policyFile, "#!/bin/sh\nexit 101\n", 0o755)
