@@ -1,7 +1,7 @@
 # Every target but up and down works without Docker: tests and demos get their
 # servers from internal/servers.
 
-MODULES      := . internal/integration _examples
+MODULES      := . pgx internal/integration _examples
 WITH_SERVERS := go run ./internal/servers/withservers
 STATICCHECK  := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 TEST_FLAGS   ?=

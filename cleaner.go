@@ -12,9 +12,9 @@ import (
 
 // CleanerOptions of a [Cleaner].
 type CleanerOptions struct {
-	// Retention is how long a record is kept after its message was processed. A copy that arrives later
-	// runs again, so it must be longer than the longest way a message can come back: the broker's TTL, a
-	// dead-letter queue, a replay by hand.
+	// Retention is how long a record is kept after its message was claimed, so it includes the handler's
+	// time. A copy that arrives later runs again, so it must be longer than the longest way a message can
+	// come back: the broker's TTL, a dead-letter queue, a replay by hand.
 	// Required.
 	Retention time.Duration
 
@@ -93,6 +93,9 @@ func NewCleaner(repository Repository, options CleanerOptions) (*Cleaner, error)
 	return &Cleaner{repository: repository, options: options}, nil
 }
 
+// failedPassPause is the longest pause after a pass that failed.
+const failedPassPause = time.Minute
+
 // Run makes a pass at once and then one per interval, until the context ends; it returns the context's
 // error. A pass that fails is logged, and the next one goes on where it stopped.
 func (c *Cleaner) Run(ctx context.Context) error {
@@ -107,7 +110,11 @@ func (c *Cleaner) Run(ctx context.Context) error {
 		case pass != CleanerPass{}:
 			c.options.Logger.Info("Inbox cleaner pass done", fields)
 		}
-		if err := pause(ctx, c.options.Interval); err != nil {
+		wait := c.options.Interval
+		if err != nil {
+			wait = min(wait, failedPassPause)
+		}
+		if err := pause(ctx, wait); err != nil {
 			return err
 		}
 	}

@@ -5,8 +5,8 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"io"
 	"net"
+	"slices"
 	"strings"
 
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
@@ -31,17 +31,19 @@ var (
 	// ended the transaction itself, or left a deferred constraint violated.
 	ErrTransactionBroken = errors.New("the handler broke its transaction")
 
-	// ErrNoPublishTopic: there are messages to publish and the router's handler has no publish topic.
-	// Permanent; the transaction was rolled back, or it was a copy's replay.
+	// ErrNoPublishTopic: the handler returned messages and the router has no publish topic for it.
+	// Permanent; the transaction was rolled back.
 	ErrNoPublishTopic = errors.New("the handler returned messages but has no publish topic")
 
-	// ErrStoredMessages: the messages stored with the record cannot be decoded: a newer version of this
-	// module stored them, or the record is damaged. Transient: a newer instance may be able to.
-	ErrStoredMessages = errors.New("cannot read the stored messages")
+	// ErrStoredMessages: the messages stored with the record cannot be sent again: a newer version of this
+	// module stored them, the record is damaged, or the handler has no publish topic any more. Transient:
+	// another instance may be able to.
+	ErrStoredMessages = errors.New("cannot send the stored messages again")
 )
 
 // Error is an error of one of the middleware's own steps. A handler's error passes unchanged, except when
-// the message's context ended while the handler ran: then it is wrapped here together with the context's.
+// the message's context ended while the handler ran, or the transaction could not be rolled back because
+// its connection is lost: then it is wrapped here together with that.
 type Error struct {
 	// Step is one of "key", "claim", "replay", "handler", "store" and "commit".
 	Step string
@@ -88,7 +90,9 @@ func ShouldRetry(params middleware.RetryParams) bool {
 // ShouldPoison fits Watermill's PoisonQueueWithFilter. It is true for permanent errors and for the
 // handler's own. It is false for what is never the message's fault, so that an outage or a shutdown puts
 // nothing into the poison queue: errors of the claim and the commit, copies in flight, ended contexts,
-// lost connections, and what databases ask to be tried again (serialization failures, deadlocks).
+// lost connections, and what databases ask to be tried again (serialization failures, deadlocks). An
+// error that another middleware makes up during an outage, such as an open circuit breaker's, is not
+// known here: combine this function with a test for it.
 func ShouldPoison(err error) bool {
 	if err == nil {
 		return false
@@ -107,30 +111,44 @@ func ShouldPoison(err error) bool {
 }
 
 // isTransient reports whether a handler's error is about the context, a connection or the server's
-// state. It relies on what the standard library and the drivers' errors share, not on any driver.
+// state. It relies on what the standard library and the drivers' errors share, not on any driver. It is
+// narrow: a payload can make a handler meet a bad URL, a missing file or a truncated document.
 func isTransient(err error) bool {
-	for _, transient := range []error{
-		context.Canceled, context.DeadlineExceeded, driver.ErrBadConn, io.ErrUnexpectedEOF, net.ErrClosed,
-	} {
+	if err == nil {
+		return false
+	}
+	for _, transient := range []error{context.Canceled, context.DeadlineExceeded, driver.ErrBadConn, net.ErrClosed} {
 		if errors.Is(err, transient) {
 			return true
 		}
 	}
-	var networkErr net.Error
-	if errors.As(err, &networkErr) {
+	var (
+		dnsErr     *net.DNSError
+		networkErr *net.OpError
+		unsentErr  interface{ SafeToRetry() bool } // of pgx: the statement did not leave, the connection is dead
+		stateErr   interface{ SQLState() string }  // of lib/pq and pgx
+		codeErr    interface{ Code() int }         // of modernc.org/sqlite
+	)
+	switch {
+	case errors.As(err, &dnsErr):
+		return !dnsErr.IsNotFound
+	case errors.As(err, &networkErr):
 		return true
-	}
-	// lib/pq and pgx both tell the SQLSTATE in this way.
-	var stateErr interface{ SQLState() string }
-	if !errors.As(err, &stateErr) {
-		return false
-	}
-	// Appendix A of the PostgreSQL manual: connection exception, transaction rollback, insufficient
-	// resources, operator intervention, system error, idle-in-transaction timeout, lock not available.
-	for _, class := range []string{"08", "40", "53", "57", "58", "25P03", "55P03"} {
-		if strings.HasPrefix(stateErr.SQLState(), class) {
-			return true
-		}
+	case errors.As(err, &unsentErr) && unsentErr.SafeToRetry():
+		return true
+	case errors.As(err, &stateErr):
+		return slices.ContainsFunc(transientStates, func(class string) bool { return strings.HasPrefix(stateErr.SQLState(), class) })
+	case errors.As(err, &codeErr):
+		return slices.Contains(transientCodes, codeErr.Code()&0xff)
 	}
 	return false
 }
+
+var (
+	// Appendix A of the PostgreSQL manual: connection exception, transaction rollback, insufficient
+	// resources, shutdown, system error, idle-in-transaction and transaction timeout, lock not available.
+	transientStates = []string{"08", "40", "53", "57P", "58", "25P03", "25P04", "55P03"}
+
+	// SQLite's result codes: busy, locked, I/O error, disk full.
+	transientCodes = []int{5, 6, 10, 13}
+)

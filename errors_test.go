@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/url"
+	"os"
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
@@ -16,11 +18,18 @@ import (
 	inbox "github.com/devmappa/watermill-inbox"
 )
 
+type sqliteCode int
+
+func (c sqliteCode) Error() string { return "sqlite" }
+func (c sqliteCode) Code() int     { return int(c) }
+
 func TestShouldRetryAndShouldPoison(t *testing.T) {
 	t.Parallel()
 	handlers := errors.New("no funds")
 	step := func(step string, err error) error { return &inbox.Error{Step: step, Err: err} }
 	state := func(code string) error { return &pq.Error{Code: pqerror.Code(code)} }
+	_, badURL := url.Parse("foo://\x7f")
+	_, noFile := os.Open("/no/such/file")
 	for name, c := range map[string]struct {
 		err           error
 		retry, poison bool
@@ -46,7 +55,17 @@ func TestShouldRetryAndShouldPoison(t *testing.T) {
 		"cancelled":                            {context.Canceled, true, false},
 		"past the deadline":                    {fmt.Errorf("query: %w", context.DeadlineExceeded), true, false},
 		"bad connection":                       {driver.ErrBadConn, true, false},
-		"connection lost in an answer":         {fmt.Errorf("read: %w", io.ErrUnexpectedEOF), true, false},
+		"a truncated document":                 {fmt.Errorf("decode: %w", io.ErrUnexpectedEOF), true, true},
+		"a bad URL":                            {badURL, true, true},
+		"a missing file":                       {noFile, true, true},
+		"an unknown host":                      {&net.OpError{Op: "dial", Err: &net.DNSError{IsNotFound: true}}, true, true},
+		"DNS is away":                          {&net.OpError{Op: "dial", Err: &net.DNSError{IsTemporary: true}}, true, false},
+		"statement timeout":                    {state("57014"), true, true},
+		"transaction timeout":                  {state("25P04"), true, false},
+		"SQLite, disk full":                    {sqliteCode(13), true, false},
+		"SQLite, busy snapshot":                {sqliteCode(5 | 2<<8), true, false},
+		"SQLite, constraint":                   {sqliteCode(19), true, true},
+		"the connection was lost as well":      {step("handler", errors.Join(handlers, driver.ErrBadConn)), true, false},
 		"connection closed":                    {net.ErrClosed, true, false},
 		"connection refused":                   {&net.OpError{Op: "dial", Err: errors.New("refused")}, true, false},
 		"serialization failure":                {state("40001"), true, false},

@@ -17,6 +17,14 @@ const (
 	markPending  = 10_000                 // keys kept while marks fail; of the others a copy is sent once more
 )
 
+// Close marks the stored messages that are known to be sent and waits for those whose message is not yet
+// acknowledged, until ctx ends; it then returns the context's error. Call it after the router has stopped
+// and before the database is closed. What is not marked is sent once more with the next copy, and kept by
+// the [Cleaner]. It may be called more than once; the middleware still works afterwards, without marking.
+func (m *Middleware) Close(ctx context.Context) error {
+	return m.marker.close(ctx)
+}
+
 // marker marks stored messages as sent. The router acknowledges a message only after the publisher's nil,
 // so the acknowledgement is the proof, and there is no publisher to wrap and none to forget. Marks are
 // written in batches, off the path of the messages. A lost mark means one more publish under the same UUIDs.

@@ -35,16 +35,13 @@ func (m *Middleware) Middleware(h message.HandlerFunc) message.HandlerFunc {
 		if err := outer.Err(); err != nil {
 			return nil, a.failed("claim", err)
 		}
+		if _, open := TransactionFromContext[Transaction](outer); open {
+			if key, _ := KeyFromContext(outer); key == a.inner.key {
+				return nil, a.failed("claim", Permanent(errors.New("the inbox is added twice, so the message waits for itself")))
+			}
+		}
 		return a.process(h)
 	}
-}
-
-// Close marks the stored messages that are known to be sent and waits for those whose message is not yet
-// acknowledged, until ctx ends; it then returns the context's error. Call it after the router has stopped
-// and before the database is closed. What is not marked is sent once more with the next copy, and kept by
-// the [Cleaner]. It may be called more than once; the middleware still works afterwards, without marking.
-func (m *Middleware) Close(ctx context.Context) error {
-	return m.marker.close(ctx)
 }
 
 // attempt is one run of one delivery through the middleware.
@@ -100,6 +97,11 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 
 	produced, err := a.handle(h)
 	if err != nil {
+		a.inner.open.ended.Store(true)
+		if lost := transaction.Rollback(); isTransient(lost) {
+			// A dead connection is the likely reason for whatever the handler met.
+			return nil, a.failed("handler", errors.Join(err, lost))
+		}
 		return nil, err
 	}
 	produced, err = a.store(ctx, transaction, produced)

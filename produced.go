@@ -28,7 +28,7 @@ func (a *attempt) store(ctx context.Context, transaction Transaction, produced [
 	if slices.Contains(produced, nil) {
 		return nil, Permanent(errors.New("the handler returned a nil message"))
 	}
-	nameProduced(a.inner.key, produced)
+	produced = nameProduced(a.inner.key, produced)
 	if a.options.Outbox != nil {
 		return nil, a.options.Outbox.Publish(topic, a.inside(produced)...)
 	}
@@ -61,7 +61,7 @@ func (a *attempt) replay(record *Record) ([]*message.Message, error) {
 	}
 	now := message.PublishTopicFromCtx(a.outer)
 	if now == "" {
-		return nil, ErrNoPublishTopic
+		return nil, fmt.Errorf("%w: the handler has no publish topic, they are for %q", ErrStoredMessages, topic)
 	}
 	if now != topic {
 		a.options.Logger.Error("Stored messages are published to another topic than they were stored for", nil,
@@ -93,8 +93,10 @@ type storedMessage struct {
 // replay by a newer version has to arrive at the same UUID.
 var producedNamespace = uuid.MustParse("1f2b3c0e-5d0a-4c55-9d57-6f1f6c0d7a31")
 
-// nameProduced gives messages without a UUID a stable one, so that a consumer downstream can tell copies.
-func nameProduced(key Key, messages []*message.Message) {
+// nameProduced gives messages without a UUID a stable one, so that a consumer downstream can tell copies. Such
+// a message is copied: it may be the incoming one, whose UUID may be part of its key.
+func nameProduced(key Key, messages []*message.Message) []*message.Message {
+	named := slices.Clone(messages)
 	for i, msg := range messages {
 		if msg.UUID == "" {
 			// Lengths keep ("a", "bc") and ("ab", "c") apart.
@@ -102,9 +104,11 @@ func nameProduced(key Key, messages []*message.Message) {
 			name = append(name, key.Consumer...)
 			name = append(name, key.MessageID...)
 			name = binary.AppendUvarint(name, uint64(i))
-			msg.UUID = uuid.NewSHA1(producedNamespace, name).String()
+			named[i] = msg.CopyWithContext()
+			named[i].UUID = uuid.NewSHA1(producedNamespace, name).String()
 		}
 	}
+	return named
 }
 
 func encodeProduced(topic string, messages []*message.Message) ([]byte, error) {

@@ -87,6 +87,29 @@ var claimCases = []kitCase{
 		k.process(inbox.Key{Consumer: "a", MessageID: "bc"}, "a bc")
 		k.wantEffects("a", "b", "ab c", "a bc")
 	}},
+	{"what is stored and marked belongs to one consumer", func(k *kit) {
+		keys := []inbox.Key{{Consumer: "a", MessageID: "1"}, {Consumer: "b", MessageID: "1"}}
+		for _, key := range keys {
+			transaction := k.claim(k.context(), key)
+			if err := transaction.Store(k.context(), []byte("of "+key.Consumer)); err != nil {
+				k.Fatal(err)
+			}
+			if err := transaction.Commit(k.context()); err != nil {
+				k.Fatal(err)
+			}
+		}
+		for _, key := range keys {
+			if got := string(k.wantProcessed(key).Produced); got != "of "+key.Consumer {
+				k.Fatalf("%s has %q", key, got)
+			}
+		}
+		if err := k.Repository.MarkSent(k.context(), keys[:1]); err != nil {
+			k.Fatal(err)
+		}
+		if k.wantProcessed(keys[0]).Produced != nil || k.wantProcessed(keys[1]).Produced == nil {
+			k.Fatal("the mark went to another consumer's record")
+		}
+	}},
 	{"a claim under an ended context fails and holds nothing", func(k *kit) {
 		key := k.key()
 		ctx, cancel := context.WithCancel(k.context())

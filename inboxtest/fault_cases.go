@@ -1,8 +1,10 @@
 package inboxtest
 
 import (
+	"context"
 	"errors"
 	"sync/atomic"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -17,6 +19,108 @@ var faultCases = []kitCase{
 	{"a store whose answer is lost", func(k *kit) { k.failOnce(AfterStore, "store", 2) }},
 	{"a failing commit", func(k *kit) { k.failOnce(BeforeCommit, "commit", 2) }},
 	{"a commit whose answer is lost", func(k *kit) { k.failOnce(AfterCommit, "commit", 1) }},
+	{"the transaction is out of reach when it ends", func(k *kit) {
+		for _, fails := range []error{nil, errors.New("handler failed")} {
+			var kept context.Context
+			repository := NewFaultRepository(k.Repository, func(point FaultPoint, _ inbox.Key) error {
+				if (point == BeforeCommit || point == BeforeRollback) && kept != nil && k.HasTransaction(kept) {
+					k.Errorf("%s the transaction is still found in the handler's context", point)
+				}
+				return nil
+			})
+			d := k.deliver(repository, inbox.Options{}, false, func(msg *message.Message) ([]*message.Message, error) {
+				kept = msg.Context()
+				return nil, fails
+			})
+			d.send(k.key(), k.context())
+			if k.HasTransaction(kept) {
+				k.Error("the transaction is found after its end")
+			}
+		}
+	}},
+	{"a context that ends just before the commit stops it", func(k *kit) {
+		ctx, cancel := context.WithCancel(k.context())
+		repository := NewFaultRepository(k.Repository, func(point FaultPoint, _ inbox.Key) error {
+			switch point {
+			case AfterStore:
+				cancel()
+			case BeforeCommit:
+				k.Error("the commit was tried")
+			}
+			return nil
+		})
+		d := k.deliver(repository, inbox.Options{}, true, func(msg *message.Message) ([]*message.Message, error) {
+			return []*message.Message{message.NewMessage("event", nil)}, k.Write(msg.Context(), msg.UUID)
+		})
+		if got := d.send(k.key(), ctx); got != nacked {
+			k.Fatalf("the message was %s", got)
+		}
+		if err := d.lastError(); !errors.Is(err, context.Canceled) {
+			k.Fatalf("the error is %v", err)
+		}
+		k.wantEffects()
+	}},
+	{"a context that ends ends the wait for the claim", func(k *kit) {
+		key := inbox.Key{Consumer: consumer, MessageID: k.key().MessageID}
+		first := k.claim(k.context(), key)
+		type contextKey struct{}
+		entered := make(chan struct{})
+		repository := &observedClaim{Repository: k.Repository, observe: func(ctx context.Context) {
+			if ctx.Value(contextKey{}) != "value" {
+				k.Error("the values of the message's context are lost")
+			}
+			close(entered)
+		}}
+		d := k.deliver(repository, inbox.Options{}, false, func(*message.Message) ([]*message.Message, error) {
+			k.Error("the handler ran")
+			return nil, nil
+		})
+		ctx, cancel := context.WithCancel(context.WithValue(k.context(), contextKey{}, "value"))
+		second := d.start(key, ctx)
+		<-entered
+		cancel()
+		if got := d.wait(second); got != nacked {
+			k.Fatalf("the copy was %s", got)
+		}
+		err := d.lastError()
+		if !errors.Is(err, context.Canceled) || errors.Is(err, inbox.ErrInFlight) {
+			k.Fatalf("the error is %v, want the context's", err)
+		}
+		k.wantNotPoisoned(err)
+		if err := first.Rollback(); err != nil {
+			k.Fatal(err)
+		}
+	}},
+	{"a claim that arrives just after the claim timeout is rolled back", func(k *kit) {
+		const timeout = 100 * time.Millisecond
+		late := true
+		repository := NewFaultRepository(k.Repository, func(point FaultPoint, _ inbox.Key) error {
+			if point == AfterClaim && late {
+				late = false
+				time.Sleep(2 * timeout) // there is no signal for a timer that has fired
+			}
+			return nil
+		})
+		var runs atomic.Int32
+		d := k.deliver(repository, inbox.Options{ClaimTimeout: timeout}, false, k.effect(&runs))
+		key := k.key()
+		d.want(nacked, key)
+		if err := d.lastError(); !errors.Is(err, inbox.ErrInFlight) {
+			k.Fatalf("the error is %v, want it to match ErrInFlight", err)
+		}
+		k.wantRuns(&runs, 0)
+		k.process(inbox.Key{Consumer: consumer, MessageID: key.MessageID}, "effect") // waits for the rollback
+	}},
+	{"the inbox added twice is refused", func(k *kit) {
+		m := k.newMiddleware(k.Repository)
+		d := &deliveries{kit: k, messages: make(chan *message.Message), middleware: m}
+		k.startRouter(d, false, k.effect(new(atomic.Int32)), m.Middleware, m.Middleware)
+		d.want(nacked, k.key())
+		if err := d.lastError(); !inbox.ShouldPoison(err) {
+			k.Fatalf("the error is %v, want a permanent one", err)
+		}
+		k.wantEffects()
+	}},
 	{"a handler error and then a failing rollback", func(k *kit) {
 		// Field case 49 c.
 		failure := errors.New("handler failed")
@@ -77,4 +181,15 @@ func (k *kit) failOnce(fail FaultPoint, step string, wantRuns int32) {
 	if got := len(d.allPublished()); got != 1 {
 		k.Fatalf("%d messages were published, want 1", got)
 	}
+}
+
+// observedClaim tells what context a claim is given.
+type observedClaim struct {
+	inbox.Repository
+	observe func(context.Context)
+}
+
+func (o *observedClaim) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
+	o.observe(ctx)
+	return o.Repository.Claim(ctx, key)
 }

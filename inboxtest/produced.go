@@ -134,6 +134,39 @@ var producedCases = []kitCase{
 			k.Fatal("UUIDs are not the messages' own")
 		}
 	}},
+	{"the incoming message passed through keeps its id", func(k *kit) {
+		var incoming *message.Message
+		d := k.deliver(k.Repository, inbox.Options{MessageID: inbox.FirstMessageID(inbox.MessageUUID, inbox.MessageIDFromMetadata("order"))}, true,
+			func(msg *message.Message) ([]*message.Message, error) {
+				incoming = msg
+				return []*message.Message{msg}, nil
+			})
+		msg := message.NewMessage("", []byte("payload"))
+		msg.Metadata.Set("order", k.key().MessageID)
+		d.messages <- msg
+		if got := d.wait(msg); got != acked {
+			k.Fatalf("the message was %s: %v", got, d.allErrors())
+		}
+		if incoming.UUID != "" {
+			k.Fatalf("the incoming message was given the UUID %q, which changes its key", incoming.UUID)
+		}
+		if published := d.allPublished(); len(published) != 1 || published[0].UUID == "" || string(published[0].Payload) != "payload" {
+			k.Fatalf("published %v", published)
+		}
+	}},
+	{"a copy for a handler that has no publish topic any more is left with the broker", func(k *kit) {
+		before := k.deliver(k.Repository, inbox.Options{}, true, k.produce(new(atomic.Int32)))
+		before.failPublish(1)
+		key := k.key()
+		before.want(nacked, key)
+		after := k.deliver(k.Repository, inbox.Options{}, false, func(*message.Message) ([]*message.Message, error) {
+			return nil, errors.New("must not run")
+		})
+		after.want(nacked, key)
+		if err := after.lastError(); !errors.Is(err, inbox.ErrStoredMessages) || inbox.ShouldPoison(err) {
+			k.Fatalf("the error is %v, want a transient one that matches ErrStoredMessages", err)
+		}
+	}},
 	{"many messages of one handler", func(k *kit) {
 		const count = 10_000
 		d := k.deliver(k.Repository, inbox.Options{}, true, func(*message.Message) ([]*message.Message, error) {

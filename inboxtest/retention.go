@@ -47,6 +47,24 @@ var retentionCases = []kitCase{
 		k.wantProcessed(newer)
 		_ = k.claim(k.context(), oldest).Rollback()
 	}},
+	{"only expired unsent records are counted", func(k *kit) {
+		for i := range 2 {
+			key := k.key()
+			transaction := k.claim(k.context(), key)
+			if err := transaction.Store(k.context(), []byte("unsent")); err != nil {
+				k.Fatal(err)
+			}
+			if err := transaction.Commit(k.context()); err != nil {
+				k.Fatal(err)
+			}
+			if i == 0 {
+				if err := k.Age(k.context(), key, 2*time.Hour); err != nil {
+					k.Fatal(err)
+				}
+			}
+		}
+		k.wantPass(time.Hour, inbox.CleanerPass{Unsent: 1})
+	}},
 	{"effects stay when their record goes", func(k *kit) {
 		key := k.key()
 		k.process(key, "effect")

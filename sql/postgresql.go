@@ -1,9 +1,11 @@
 package inboxsql
 
 import (
+	"database/sql/driver"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/lib/pq"
@@ -37,8 +39,12 @@ func (DefaultPostgreSQLSchema) BeginClaimQuery(params KeyParams) Query {
 // RecordQuery implements [SchemaAdapter].
 func (DefaultPostgreSQLSchema) RecordQuery(params KeyParams) Query {
 	return Query{Query: `SELECT ` + postgreSQLProcessedAt + `, ` +
-		`CASE WHEN "dispatched_at" IS NULL THEN "produced" END FROM ` + params.Table.Quoted() + whereKey(params)}
+		`CASE WHEN "dispatched_at" IS NULL THEN "produced" END FROM ` + params.Table.Quoted() + whereKey(params) + notOurOwn}
 }
+
+// notOurOwn leaves out what this transaction has written. A trigger that routes rows elsewhere makes the
+// claim report no row although there is one now: that is not a duplicate.
+const notOurOwn = ` AND xmin::text IS DISTINCT FROM (txid_current_if_assigned() % 4294967296)::text`
 
 // StoreQuery implements [SchemaAdapter].
 func (DefaultPostgreSQLSchema) StoreQuery(params StoreParams) Query {
@@ -46,19 +52,29 @@ func (DefaultPostgreSQLSchema) StoreQuery(params StoreParams) Query {
 		` SET "produced" = decode('` + hex.EncodeToString(params.Produced) + `', 'hex')` + whereKey(params.KeyParams)}
 }
 
-// MarkOpenQuery implements [SchemaAdapter]: the row's xmin is the mark.
-func (DefaultPostgreSQLSchema) MarkOpenQuery(ProofParams) Query { return Query{} }
-
-// ProveOpenQuery implements [SchemaAdapter]. Lib/pq refuses to commit a transaction that has failed or
+// MarkOpenQuery implements [SchemaAdapter]. Lib/pq refuses to commit a transaction that has failed or
 // ended; pgx's bridge commits what a ROLLBACK sent as text has ended, and others are not known.
-// The division fails unless this very transaction has written the record.
-func (DefaultPostgreSQLSchema) ProveOpenQuery(params ProofParams) Query {
-	switch params.Driver.(type) {
-	case *pq.Driver, fusedDriver:
+func (DefaultPostgreSQLSchema) MarkOpenQuery(params ProofParams) Query {
+	if knowsItsTransaction(params.Driver) {
 		return Query{}
 	}
-	return Query{Query: `SELECT 1 / count(*) FROM ` + params.Table.Quoted() + whereKey(params.KeyParams) +
-		` AND xmin::text = (txid_current() % 4294967296)::text`}
+	return Query{Query: `SAVEPOINT "watermill_inbox_claimed"`}
+}
+
+// ProveOpenQuery implements [SchemaAdapter].
+func (DefaultPostgreSQLSchema) ProveOpenQuery(params ProofParams) Query {
+	if knowsItsTransaction(params.Driver) {
+		return Query{}
+	}
+	return Query{Query: `RELEASE SAVEPOINT "watermill_inbox_claimed"`}
+}
+
+func knowsItsTransaction(d driver.Driver) bool {
+	switch d.(type) {
+	case *pq.Driver, fusedDriver:
+		return true
+	}
+	return false
 }
 
 // MarkSentQuery implements [SchemaAdapter].
@@ -73,13 +89,15 @@ func (DefaultPostgreSQLSchema) MarkSentQuery(params MarkSentParams) Query {
 		`ORDER BY "consumer", "message_id" FOR UPDATE)`, params.Table.Quoted(), strings.Join(keys, ", "))}
 }
 
-// DeleteProcessedQuery implements [SchemaAdapter]. The conditions stand outside again because a ctid is
-// unique only within one partition. Rows that another cleaner has locked are its own to delete.
+// DeleteProcessedQuery implements [SchemaAdapter]. The array makes it a scan of just these places; a place is
+// unique only within its partition. Rows that another cleaner has locked are its own to delete.
 func (DefaultPostgreSQLSchema) DeleteProcessedQuery(params DeleteProcessedParams) Query {
 	expired := fmt.Sprintf(`"processed_at" < now() - %s AND ("produced" IS NULL OR "dispatched_at" IS NOT NULL)`,
 		interval(params.Age.Microseconds()))
-	return Query{Query: fmt.Sprintf(`DELETE FROM %[1]s WHERE ctid = ANY (ARRAY(SELECT ctid FROM %[1]s WHERE %[2]s `+
-		`ORDER BY "processed_at" LIMIT %[3]d FOR UPDATE SKIP LOCKED)) AND %[2]s`, params.Table.Quoted(), expired, params.Limit)}
+	return Query{Query: fmt.Sprintf(`WITH expired AS MATERIALIZED (SELECT tableoid AS part, ctid AS place FROM %[1]s WHERE %[2]s `+
+		`ORDER BY "processed_at" LIMIT %[3]d FOR UPDATE SKIP LOCKED) `+
+		`DELETE FROM %[1]s AS record USING expired WHERE record.ctid = ANY (ARRAY(SELECT place FROM expired)) `+
+		`AND record.ctid = expired.place AND record.tableoid = expired.part`, params.Table.Quoted(), expired, params.Limit)}
 }
 
 // CountUnsentQuery implements [SchemaAdapter].
@@ -121,18 +139,34 @@ func (DefaultPostgreSQLSchema) IsBrokenByHandler(err error) bool {
 	if errors.Is(err, pq.ErrInFailedTransaction) {
 		return true
 	}
-	var stateErr interface{ SQLState() string }
-	if !errors.As(err, &stateErr) {
-		return false
-	}
 	// Connection, transaction rollback (serialization, deadlock), resources, object state (locks),
 	// operator, system, internal; the idle-in-transaction and transaction timeouts.
-	for _, class := range []string{"08", "40", "53", "54", "55", "57", "58", "F0", "XX", "25P03", "25P04"} {
-		if strings.HasPrefix(stateErr.SQLState(), class) {
-			return false
-		}
+	state := sqlState(err)
+	return state != "" && !hasAnyPrefix(state, "08", "40", "53", "54", "55", "57", "58", "F0", "XX", "25P03", "25P04")
+}
+
+// IsTransactionOver implements [SchemaAdapter]: in a failed transaction, in none, no such savepoint.
+func (DefaultPostgreSQLSchema) IsTransactionOver(err error) bool {
+	return hasAnyPrefix(sqlState(err), "25P01", "25P02", "3B")
+}
+
+// sqlState is the error's SQLSTATE, which lib/pq and pgx tell in the same way; empty when it has none.
+func sqlState(err error) string {
+	var stateErr interface{ SQLState() string }
+	if !errors.As(err, &stateErr) {
+		return ""
 	}
-	return true
+	return stateErr.SQLState()
+}
+
+func hasAnyPrefix(s string, prefixes ...string) bool {
+	return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(s, prefix) })
+}
+
+// SchemaQuery implements [SchemaAdapter].
+func (DefaultPostgreSQLSchema) SchemaQuery(params CheckParams) Query {
+	return Query{Query: `SELECT n.nspname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace ` +
+		`WHERE c.oid = pg_catalog.to_regclass(` + pq.QuoteLiteral(params.Table.Quoted()) + `)`}
 }
 
 const postgreSQLProcessedAt = `(extract(epoch FROM "processed_at") * 1000000)::bigint`
@@ -167,7 +201,9 @@ UNION ALL
 SELECT 'it is not a table' FROM inbox WHERE relkind NOT IN ('r', 'p')
 UNION ALL
 SELECT 'the table is unlogged or temporary: a crash of the server would forget what was processed'
-FROM inbox WHERE relpersistence <> 'p'
+FROM inbox WHERE relpersistence <> 'p' OR EXISTS (
+	SELECT FROM pg_catalog.pg_partition_tree(inbox.oid) AS part JOIN pg_catalog.pg_class c ON c.oid = part.relid WHERE c.relpersistence <> 'p'
+)
 UNION ALL
 SELECT 'column ' || name || ' is missing: apply schema file 001_inbox.sql'
 FROM inbox, (VALUES ('consumer'), ('message_id'), ('processed_at'), ('produced'), ('dispatched_at')) AS need (name)
@@ -178,6 +214,17 @@ SELECT 'column ' || attname || ' has type ' || pg_catalog.format_type(atttypid, 
 FROM key
 WHERE atttypid NOT IN ('pg_catalog.text'::regtype, 'pg_catalog.varchar'::regtype)
 	OR atttypid = 'pg_catalog.varchar'::regtype AND atttypmod BETWEEN 0 AND 255 + 3
+UNION ALL
+SELECT 'column ' || attname || ' has type ' || pg_catalog.format_type(atttypid, atttypmod) || ', it must be ' || type
+FROM attribute JOIN (VALUES ('processed_at', 'timestamp with time zone'), ('produced', 'bytea'), ('dispatched_at', 'timestamp with time zone'))
+	AS need (name, type) ON name = attname
+WHERE pg_catalog.format_type(atttypid, NULL) <> type
+UNION ALL
+SELECT 'column processed_at must be NOT NULL and have a default'
+FROM attribute WHERE attname = 'processed_at' AND NOT (attnotnull AND atthasdef)
+UNION ALL
+SELECT 'column ' || attname || ' is generated'
+FROM attribute WHERE attname IN ('consumer', 'message_id', 'processed_at', 'produced', 'dispatched_at') AND attgenerated <> ''
 UNION ALL
 SELECT 'column ' || attname || ' has a nondeterministic collation, so different names would meet; use COLLATE "C"'
 FROM key JOIN pg_catalog.pg_collation c ON c.oid = attcollation WHERE NOT c.collisdeterministic
@@ -192,6 +239,10 @@ WHERE NOT EXISTS (
 		AND (SELECT count(DISTINCT key.attname) FROM key WHERE key.attnum = ANY (i.indkey[0:1])) = 2
 		AND NOT EXISTS (SELECT FROM pg_catalog.pg_collation c WHERE c.oid = ANY (i.indcollation) AND NOT c.collisdeterministic)
 )
+UNION ALL
+SELECT 'index ' || indexrelid::regclass || ' is unique on less than the key, so it would refuse other messages'
+FROM inbox JOIN pg_catalog.pg_index i ON i.indrelid = inbox.oid
+WHERE i.indisunique AND (SELECT count(DISTINCT key.attname) FROM key WHERE key.attnum = ANY (i.indkey)) < 2
 UNION ALL
 SELECT 'the role ' || current_user || ' lacks the privilege ' || privilege
 FROM inbox, (VALUES ('INSERT'), ('SELECT'), ('UPDATE')) AS need (privilege)

@@ -33,7 +33,8 @@ type Options struct {
 type Repository struct {
 	db        *sql.DB
 	schema    SchemaAdapter
-	table     Table
+	named     Table                 // as in the options
+	found     atomic.Pointer[Table] // with the schema in which Check found it
 	txOptions *sql.TxOptions
 	fused     beginClaimer // nil: begin and claim are two round trips
 	checked   atomic.Bool
@@ -58,18 +59,23 @@ func NewRepository(db *sql.DB, options Options) (*Repository, error) {
 	if options.TxOptions != nil && options.TxOptions.ReadOnly {
 		return nil, errors.New("inboxsql: TxOptions.ReadOnly is set, but a claim is a write")
 	}
-	if options.Table == "" {
-		options.Table = defaultTable
-	}
-	table, err := parseTable(options.Table)
+	table, err := ParseTable(options.Table)
 	if err != nil {
 		return nil, err
 	}
-	r := &Repository{db: db, schema: options.SchemaAdapter, table: table, txOptions: options.TxOptions}
+	r := &Repository{db: db, schema: options.SchemaAdapter, named: table, txOptions: options.TxOptions}
 	if _, ok := db.Driver().(fusedDriver); ok {
 		r.fused, _ = options.SchemaAdapter.(beginClaimer)
 	}
 	return r, nil
+}
+
+// table is the table with its schema, once Check has found it.
+func (r *Repository) table() Table {
+	if found := r.found.Load(); found != nil {
+		return *found
+	}
+	return r.named
 }
 
 // Claim implements [inbox.Repository].
@@ -101,7 +107,7 @@ func (r *Repository) MarkSent(ctx context.Context, keys []inbox.Key) error {
 	slices.SortFunc(keys, func(a, b inbox.Key) int {
 		return cmp.Or(strings.Compare(a.Consumer, b.Consumer), strings.Compare(a.MessageID, b.MessageID))
 	})
-	query := r.schema.MarkSentQuery(MarkSentParams{Table: r.table, Keys: keys})
+	query := r.schema.MarkSentQuery(MarkSentParams{Table: r.table(), Keys: keys})
 	if _, err := r.db.ExecContext(ctx, query.Query, query.Args...); err != nil {
 		return fmt.Errorf("inboxsql: cannot mark stored messages as sent: %w", err)
 	}
@@ -110,7 +116,7 @@ func (r *Repository) MarkSent(ctx context.Context, keys []inbox.Key) error {
 
 // DeleteProcessed implements [inbox.Repository].
 func (r *Repository) DeleteProcessed(ctx context.Context, age time.Duration, limit int) (int, error) {
-	query := r.schema.DeleteProcessedQuery(DeleteProcessedParams{Table: r.table, Age: age, Limit: limit})
+	query := r.schema.DeleteProcessedQuery(DeleteProcessedParams{Table: r.table(), Age: age, Limit: limit})
 	result, err := r.db.ExecContext(ctx, query.Query, query.Args...)
 	if err != nil {
 		return 0, fmt.Errorf("inboxsql: cannot delete processed records: %w", err)
@@ -121,7 +127,7 @@ func (r *Repository) DeleteProcessed(ctx context.Context, age time.Duration, lim
 
 // CountUnsent implements [inbox.Repository].
 func (r *Repository) CountUnsent(ctx context.Context, age time.Duration) (int, error) {
-	query := r.schema.CountUnsentQuery(CountUnsentParams{Table: r.table, Age: age})
+	query := r.schema.CountUnsentQuery(CountUnsentParams{Table: r.table(), Age: age})
 	var count int
 	if err := r.db.QueryRowContext(ctx, query.Query, query.Args...).Scan(&count); err != nil {
 		return 0, fmt.Errorf("inboxsql: cannot count unsent records: %w", err)
@@ -131,7 +137,7 @@ func (r *Repository) CountUnsent(ctx context.Context, age time.Duration) (int, e
 
 // ListUnsent serves [inbox.ListUnsent].
 func (r *Repository) ListUnsent(ctx context.Context, age time.Duration, after inbox.Key, limit int, each func(inbox.Key, inbox.Record)) error {
-	query := r.schema.ListUnsentQuery(ListUnsentParams{Table: r.table, Age: age, After: after, Limit: limit})
+	query := r.schema.ListUnsentQuery(ListUnsentParams{Table: r.table(), Age: age, After: after, Limit: limit})
 	rows, err := r.db.QueryContext(ctx, query.Query, query.Args...)
 	if err != nil {
 		return fmt.Errorf("inboxsql: cannot list unsent records: %w", err)

@@ -2,7 +2,9 @@ package inboxsql
 
 import (
 	"context"
+	"database/sql"
 	"embed"
+	"errors"
 	"fmt"
 	"io/fs"
 	"strings"
@@ -53,7 +55,7 @@ func (r *Repository) initializeSchema(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = tx.Rollback() }()
-	for _, query := range r.schema.SchemaInitializingQueries(SchemaInitializingQueriesParams{Table: r.table}) {
+	for _, query := range r.schema.SchemaInitializingQueries(SchemaInitializingQueriesParams{Table: r.named}) {
 		if _, err := tx.ExecContext(ctx, query.Query, query.Args...); err != nil {
 			return err
 		}
@@ -78,16 +80,20 @@ func (e *CheckError) Error() string {
 // unique key on exactly the key's columns, and nothing more. It returns a [*CheckError] that names all
 // faults, or the error of the query.
 //
-// It runs by itself before the first claim until it has succeeded once. It is one query on the catalog,
-// cheap enough for a readiness probe.
+// It runs by itself before the first claim until it has succeeded once. It is a query on the catalog, cheap
+// enough for a readiness probe. A table named without a schema is looked up in the search path once; what
+// was found then is used for ever.
 func (r *Repository) Check(ctx context.Context) error {
-	query := r.schema.CheckQuery(CheckParams{Table: r.table})
+	if err := r.find(ctx); err != nil {
+		return fmt.Errorf("inboxsql: cannot check the schema: %w", err)
+	}
+	query := r.schema.CheckQuery(CheckParams{Table: r.table()})
 	rows, err := r.db.QueryContext(ctx, query.Query, query.Args...)
 	if err != nil {
 		return fmt.Errorf("inboxsql: cannot check the schema: %w", err)
 	}
 	defer rows.Close()
-	found := &CheckError{Table: r.table.Quoted()}
+	found := &CheckError{Table: r.table().Quoted()}
 	for rows.Next() {
 		var problem string
 		if err := rows.Scan(&problem); err != nil {
@@ -102,5 +108,24 @@ func (r *Repository) Check(ctx context.Context) error {
 		return found
 	}
 	r.checked.Store(true)
+	return nil
+}
+
+// find looks once in which schema the table is.
+func (r *Repository) find(ctx context.Context) error {
+	query := r.schema.SchemaQuery(CheckParams{Table: r.named})
+	if query.Query == "" || r.named.Schema() != "" || r.found.Load() != nil {
+		return nil
+	}
+	var schema string
+	err := r.db.QueryRowContext(ctx, query.Query, query.Args...).Scan(&schema)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil // CheckQuery says so
+	}
+	if err != nil {
+		return err
+	}
+	table := r.named.In(schema)
+	r.found.Store(&table)
 	return nil
 }

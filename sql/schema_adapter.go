@@ -24,8 +24,9 @@ type SchemaAdapter interface {
 	StoreQuery(params StoreParams) Query
 
 	// MarkOpenQuery and ProveOpenQuery are for drivers that commit without saying that the transaction
-	// had ended before: the first runs after the claim, the second before the commit, and it must fail
-	// unless the transaction with the claim is still open. Empty text: not needed.
+	// had ended before: the first runs before the claim, in one message with it when neither has arguments;
+	// the second runs before the commit and must fail unless that transaction is still open. Empty text:
+	// not needed.
 	MarkOpenQuery(params ProofParams) Query
 	ProveOpenQuery(params ProofParams) Query
 
@@ -51,9 +52,18 @@ type SchemaAdapter interface {
 	// when many instances run them at once.
 	SchemaInitializingQueries(params SchemaInitializingQueriesParams) []Query
 
-	// IsBrokenByHandler reports whether an error of StoreQuery, ProveOpenQuery or COMMIT was caused by
-	// what the handler did in the transaction, by the error's code. False in doubt.
+	// IsBrokenByHandler reports whether COMMIT was refused for what the handler did in the transaction, by
+	// the error's code. False in doubt.
 	IsBrokenByHandler(err error) bool
+
+	// IsTransactionOver reports whether StoreQuery or ProveOpenQuery failed because the transaction has
+	// failed or ended before, by the error's code. False in doubt.
+	IsTransactionOver(err error) bool
+
+	// SchemaQuery selects the name of the schema in which a table that was named without one is found; no
+	// row when there is none. Empty text: names are not searched for. The repository asks once and uses
+	// the full name from then on, whatever handlers do to the search path.
+	SchemaQuery(params CheckParams) Query
 }
 
 // Query is a statement and its arguments.

@@ -23,12 +23,12 @@ func (DefaultSQLiteSchema) ClaimQuery(params KeyParams) Query {
 // RecordQuery implements [SchemaAdapter].
 func (DefaultSQLiteSchema) RecordQuery(params KeyParams) Query {
 	return Query{`SELECT "processed_at" * 1000, CASE WHEN "dispatched_at" IS NULL THEN "produced" END FROM ` +
-		params.Table.Quoted() + ` WHERE "consumer" = ? AND "message_id" = ?`, keyArgs(params)}
+		params.Table.Quoted() + sqliteWhereKey, keyArgs(params)}
 }
 
 // StoreQuery implements [SchemaAdapter].
 func (DefaultSQLiteSchema) StoreQuery(params StoreParams) Query {
-	return Query{`UPDATE ` + params.Table.Quoted() + ` SET "produced" = ? WHERE "consumer" = ? AND "message_id" = ?`,
+	return Query{`UPDATE ` + params.Table.Quoted() + ` SET "produced" = ?` + sqliteWhereKey,
 		append([]any{params.Produced}, keyArgs(params.KeyParams)...)}
 }
 
@@ -83,7 +83,7 @@ func (DefaultSQLiteSchema) CheckQuery(params CheckParams) Query {
 	if schema == "" {
 		schema = "main"
 	}
-	// Both names are identifiers, see parseTable.
+	// Both names are identifiers, see ParseTable.
 	return Query{Query: strings.NewReplacer("$table", params.Table.Name(), "$schema", schema).Replace(sqliteCheck)}
 }
 
@@ -105,15 +105,35 @@ func (DefaultSQLiteSchema) IsBrokenByHandler(err error) bool {
 		return false
 	}
 	const (
-		sqliteError      = 1  // no such savepoint, no transaction is active
+		sqliteError      = 1  // no transaction is active
 		sqliteConstraint = 19 // deferred foreign keys
 	)
 	primary := codeErr.Code() & 0xff
 	return primary == sqliteError || primary == sqliteConstraint
 }
 
+// IsTransactionOver implements [SchemaAdapter]. Both statements fail when the transaction is gone, or for
+// want of a lock, memory or disk; drivers that do not tell the code are believed to mean the first.
+func (DefaultSQLiteSchema) IsTransactionOver(err error) bool {
+	var codeErr interface{ Code() int }
+	if !errors.As(err, &codeErr) {
+		return true
+	}
+	switch codeErr.Code() & 0xff {
+	case 5, 6, 7, 10, 13: // busy, locked, out of memory, I/O, full
+		return false
+	}
+	return true
+}
+
+// SchemaQuery implements [SchemaAdapter].
+func (DefaultSQLiteSchema) SchemaQuery(CheckParams) Query { return Query{} }
+
 // sqliteNow is the schema's default of processed_at.
 const sqliteNow = `CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)`
+
+// sqliteWhereKey compares bytes whatever the columns' collation is, as the key that Check demands does.
+const sqliteWhereKey = ` WHERE "consumer" COLLATE BINARY = ? AND "message_id" COLLATE BINARY = ?`
 
 func keyArgs(params KeyParams) []any {
 	return []any{params.Key.Consumer, params.Key.MessageID}
@@ -121,12 +141,15 @@ func keyArgs(params KeyParams) []any {
 
 const sqliteCheck = `
 WITH attribute AS (
-	SELECT name, upper(type) AS type FROM pragma_table_info('$table', '$schema')
+	SELECT name, upper(type) AS type, dflt_value FROM pragma_table_info('$table', '$schema')
 ), key AS (
 	SELECT * FROM attribute WHERE name IN ('consumer', 'message_id')
 )
 SELECT 'the connection is read-only (PRAGMA query_only)'
 FROM pragma_query_only WHERE query_only <> 0
+UNION ALL
+SELECT 'journal_mode is off: nothing can be rolled back'
+FROM pragma_journal_mode WHERE journal_mode = 'off'
 UNION ALL
 SELECT 'the table does not exist: apply schema file 001_inbox.sql'
 WHERE NOT EXISTS (SELECT 1 FROM attribute)
@@ -138,6 +161,13 @@ UNION ALL
 SELECT 'column ' || name || ' has type ' || type || ', which changes what it stores; it must be TEXT'
 FROM key
 WHERE type LIKE '%INT%' OR NOT (type LIKE '%CHAR%' OR type LIKE '%CLOB%' OR type LIKE '%TEXT%')
+UNION ALL
+SELECT 'column processed_at has no default'
+FROM attribute WHERE name = 'processed_at' AND dflt_value IS NULL
+UNION ALL
+SELECT 'index ' || i.name || ' is unique on less than the key, so it would refuse or replace other messages'
+FROM pragma_index_list('$table', '$schema') AS i
+WHERE i."unique" = 1 AND (SELECT count(*) FROM pragma_index_xinfo(i.name, '$schema') WHERE "key" = 1 AND name IN ('consumer', 'message_id')) < 2
 UNION ALL
 SELECT 'no primary key or unique index on exactly (consumer, message_id) that is not partial and compares bytes'
 WHERE EXISTS (SELECT 1 FROM attribute) AND NOT EXISTS (

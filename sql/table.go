@@ -22,8 +22,12 @@ type Table struct {
 	schema, name string
 }
 
-// parseTable accepts "table" and "schema.table".
-func parseTable(s string) (Table, error) {
+// ParseTable accepts "table" and "schema.table"; an empty name is the default, "watermill_inbox". It is for
+// repositories that use a [SchemaAdapter] without this package's [Repository].
+func ParseTable(s string) (Table, error) {
+	if s == "" {
+		s = defaultTable
+	}
 	t := Table{name: s}
 	if schema, name, qualified := strings.Cut(s, "."); qualified {
 		t = Table{schema: schema, name: name}
@@ -46,10 +50,17 @@ func (t Table) Name() string { return t.name }
 // Schema is the schema's name; empty when the table was named without one.
 func (t Table) Schema() string { return t.schema }
 
+// In is the table with the schema in which it was found.
+func (t Table) In(schema string) Table { return Table{schema: schema, name: t.name} }
+
 // Quoted is the name to write into SQL text.
 func (t Table) Quoted() string {
 	if t.schema == "" {
-		return `"` + t.name + `"`
+		return quoteIdentifier(t.name)
 	}
-	return `"` + t.schema + `"."` + t.name + `"`
+	return quoteIdentifier(t.schema) + "." + quoteIdentifier(t.name)
+}
+
+func quoteIdentifier(name string) string {
+	return `"` + strings.ReplaceAll(name, `"`, `""`) + `"`
 }

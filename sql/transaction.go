@@ -3,6 +3,7 @@ package inboxsql
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"time"
@@ -50,11 +51,24 @@ func (t *transaction) beginAndClaim(ctx context.Context) (inserted int64, err er
 	if t.tx, err = r.db.BeginTx(ctx, r.txOptions); err != nil {
 		return 0, fmt.Errorf("cannot begin: %w", err)
 	}
-	inserted, err = t.claim(ctx)
-	if err != nil {
+	if inserted, err = t.markAndClaim(ctx); err != nil {
 		_ = t.Rollback() // the error says more
 	}
 	return inserted, err
+}
+
+func (t *transaction) markAndClaim(ctx context.Context) (inserted int64, err error) {
+	mark, claim := t.repository.schema.MarkOpenQuery(t.proofParams()), t.repository.schema.ClaimQuery(t.keyParams())
+	if mark.Query != "" && len(mark.Args)+len(claim.Args) == 0 {
+		mark, claim = Query{}, Query{Query: mark.Query + "; " + claim.Query}
+	}
+	if _, err := t.exec(ctx, mark); err != nil {
+		return 0, fmt.Errorf("cannot mark the transaction: %w", err)
+	}
+	if inserted, err = t.exec(ctx, claim); err != nil {
+		return 0, fmt.Errorf("cannot claim: %w", err)
+	}
+	return inserted, nil
 }
 
 func (t *transaction) claim(ctx context.Context) (inserted int64, err error) {
@@ -68,9 +82,6 @@ func (t *transaction) claim(ctx context.Context) (inserted int64, err error) {
 func (t *transaction) decide(ctx context.Context, inserted int64) (*inbox.Record, error) {
 	for attempt := 1; ; attempt++ {
 		if inserted == 1 {
-			if _, err := t.exec(ctx, t.repository.schema.MarkOpenQuery(t.proofParams())); err != nil {
-				return nil, fmt.Errorf("cannot mark the claim: %w", err)
-			}
 			return nil, nil
 		}
 		record, err := t.record(ctx)
@@ -103,7 +114,7 @@ func (t *transaction) record(ctx context.Context) (*inbox.Record, error) {
 func (t *transaction) Store(ctx context.Context, produced []byte) error {
 	updated, err := t.exec(ctx, t.repository.schema.StoreQuery(StoreParams{KeyParams: t.keyParams(), Produced: produced}))
 	if err != nil {
-		return t.broken(ctx, err)
+		return t.broken(ctx, err, t.repository.schema.IsTransactionOver)
 	}
 	if updated != 1 {
 		return fmt.Errorf("%w: the claim is gone from it", inbox.ErrTransactionBroken)
@@ -114,25 +125,28 @@ func (t *transaction) Store(ctx context.Context, produced []byte) error {
 // Commit implements [inbox.Transaction].
 func (t *transaction) Commit(ctx context.Context) error {
 	if _, err := t.exec(ctx, t.repository.schema.ProveOpenQuery(t.proofParams())); err != nil {
-		return t.broken(ctx, err)
+		return t.broken(ctx, err, t.repository.schema.IsTransactionOver)
 	}
-	return t.broken(ctx, t.tx.Commit())
-}
-
-// Rollback implements [inbox.Transaction]. There is nothing to do when database/sql has rolled back
-// because the context ended.
-func (t *transaction) Rollback() error {
-	if err := t.tx.Rollback(); !errors.Is(err, sql.ErrTxDone) {
-		return err
+	if err := t.tx.Commit(); err != nil {
+		return t.broken(ctx, err, t.repository.schema.IsBrokenByHandler)
 	}
 	return nil
 }
 
-// broken tells the handler's faults from the server's.
-func (t *transaction) broken(ctx context.Context, err error) error {
-	// With a live context only the handler can have ended the transaction.
-	ended := errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil
-	if ended || t.repository.schema.IsBrokenByHandler(err) {
+// Rollback implements [inbox.Transaction]. There is nothing to do when database/sql has rolled back
+// because the context ended, or the database has by itself.
+func (t *transaction) Rollback() error {
+	err := t.tx.Rollback()
+	if err == nil || errors.Is(err, sql.ErrTxDone) || t.repository.schema.IsTransactionOver(err) {
+		return nil
+	}
+	return err
+}
+
+// broken tells the handler's faults from the server's. With a live context only the handler can have ended
+// the transaction.
+func (t *transaction) broken(ctx context.Context, err error, byHandler func(error) bool) error {
+	if ctx.Err() == nil && !errors.Is(err, driver.ErrBadConn) && (errors.Is(err, sql.ErrTxDone) || byHandler(err)) {
 		return fmt.Errorf("%w: %w", inbox.ErrTransactionBroken, err)
 	}
 	return err
@@ -152,7 +166,7 @@ func (t *transaction) exec(ctx context.Context, query Query) (int64, error) {
 }
 
 func (t *transaction) keyParams() KeyParams {
-	return KeyParams{Table: t.repository.table, Key: t.key}
+	return KeyParams{Table: t.repository.table(), Key: t.key}
 }
 
 func (t *transaction) proofParams() ProofParams {

@@ -48,9 +48,9 @@ func wantIdle(t testing.TB, db *testdb.Database) {
 	t.Helper()
 	// database/sql rolls back in a goroutine of its own when a context ends.
 	eventually(t, "no connection is in use", func() bool { return db.Stats().InUse == 0 })
-	if got := db.Count(t, `SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' AND query LIKE '%' || current_schema() || '%'`); got != 0 {
-		t.Fatalf("%d sessions are idle in transaction", got)
-	}
+	eventually(t, "no session is idle in transaction", func() bool {
+		return db.Count(t, `SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' AND query LIKE '%' || current_schema() || '%'`) == 0
+	})
 }
 
 func TestFieldCase20PoolExhaustionIsBounded(t *testing.T) {
@@ -159,7 +159,12 @@ func TestHandlerEndsTheTransactionByText(t *testing.T) {
 		"pgx":    func(t testing.TB) *testdb.Database { return testdb.PostgreSQL(t, "pgx") },
 		"SQLite": testdb.SQLite,
 	} {
-		for text, effects := range map[string]int{"ROLLBACK": 0, "COMMIT": 1} {
+		for text, effects := range map[string]int{"ROLLBACK": 0, "COMMIT": 1, "ROLLBACK AND CHAIN": 0} {
+			if text == "ROLLBACK AND CHAIN" && name != "pgx" {
+				// SQLite has no such thing. On lib/pq it is the documented exception: who replaces the
+				// transaction by another one, by SQL text, is not noticed without a round trip more.
+				continue
+			}
 			t.Run(name+" "+text, func(t *testing.T) {
 				t.Parallel()
 				db := open(t)
@@ -192,6 +197,31 @@ func TestHandlerEndsTheTransactionByText(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Savepoints that the handler leaves open, as gorm's nested transactions do, are nothing to complain about.
+func TestOpenSavepoints(t *testing.T) {
+	t.Parallel()
+	drivers(t, func(t *testing.T, driver string) {
+		db := testdb.PostgreSQL(t, driver)
+		a := newApp(t, db, db.Repository(t, inboxsql.Options{}), inbox.Options{})
+		a.router.AddMiddleware(a.poisonQueue(), a.inbox.Middleware)
+		events := &recorder{}
+		a.router.AddHandler("book", "payments", a.broker, "events", events, func(msg *message.Message) ([]*message.Message, error) {
+			tx, _ := inboxsql.TxFromContext(msg.Context())
+			if _, err := tx.ExecContext(msg.Context(), `SAVEPOINT one; SAVEPOINT two`); err != nil {
+				return nil, err
+			}
+			return []*message.Message{newMessage("event")}, db.Write(msg.Context(), msg.UUID)
+		})
+		a.run()
+		a.publish("payments", newMessage("1"))
+		a.wantPoisoned()
+		a.wantEffects("1")
+		if len(events.all()) != 1 {
+			t.Error("the event was not published")
+		}
+	})
 }
 
 func TestFieldCase28UnfinishedResultSet(t *testing.T) {
@@ -408,7 +438,7 @@ func TestFieldCase39CutInTheMiddleOfAnAnswer(t *testing.T) {
 	drivers(t, func(t *testing.T, driver string) {
 		for name, request := range map[string]string{
 			"begin":             "begin",
-			"the claim":         `INSERT INTO "watermill_inbox"`,
+			"the claim":         `"watermill_inbox" ("consumer", "message_id")`,
 			"the handler's row": "SELECT repeat",
 			"the commit":        "commit",
 		} {

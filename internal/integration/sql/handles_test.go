@@ -147,7 +147,7 @@ func TestContextWithTx(t *testing.T) {
 		}
 		return nil
 	})
-	if _, err := handler(message.NewMessageWithContext(ctx, "1", nil)); err != nil {
+	if _, err := handler(message.NewMessageWithContext(ctx, "2", nil)); err != nil {
 		t.Fatal(err)
 	}
 	if err := tx.Rollback(); err != nil {

@@ -113,7 +113,7 @@ func TestFieldCase19LosingClaimIsRetriedNotPoisoned(t *testing.T) {
 				apps[1].publish("payments", newMessage("1"))
 			}()
 			eventually(t, "the copy waits for the first", func() bool {
-				return db.Count(t, `SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'INSERT INTO "watermill_inbox"%' AND query LIKE '%''1''%'`) > 0
+				return db.Count(t, `SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'INSERT INTO %' || current_schema() || '%'`) > 0
 			})
 			close(leave)
 			group.Wait()

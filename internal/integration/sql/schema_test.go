@@ -7,7 +7,9 @@ import (
 	"io/fs"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -57,8 +59,24 @@ func TestCheckRefuses(t *testing.T) {
 			`CREATE UNLOGGED TABLE watermill_inbox (` + postgreSQLColumns + key + `)`, "unlogged"},
 		"view": {"postgres",
 			`CREATE TABLE t (` + postgreSQLColumns + key + `); CREATE VIEW watermill_inbox AS SELECT * FROM t`, "it is not a table"},
-		"SQLite: no table":      {"sqlite", `SELECT 1`, "the table does not exist"},
-		"SQLite: no unique key": {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id text, processed_at int, produced blob, dispatched_at int)`, "no primary key or unique index"},
+		"processed_at without a default": {"postgres",
+			`CREATE TABLE watermill_inbox (` + strings.Replace(postgreSQLColumns, "DEFAULT now()", "", 1) + key + `)`, "column processed_at must be NOT NULL and have a default"},
+		"processed_at without a time zone": {"postgres",
+			`CREATE TABLE watermill_inbox (` + strings.Replace(postgreSQLColumns, "timestamptz NOT NULL", "timestamp NOT NULL", 1) + key + `)`, "column processed_at has type timestamp without time zone"},
+		"produced as text": {"postgres",
+			`CREATE TABLE watermill_inbox (` + strings.Replace(postgreSQLColumns, "bytea", "text", 1) + key + `)`, "column produced has type text, it must be bytea"},
+		"generated column": {"postgres",
+			`CREATE TABLE watermill_inbox (` + strings.Replace(postgreSQLColumns, "bytea", "bytea GENERATED ALWAYS AS ('') STORED", 1) + key + `)`, "column produced is generated"},
+		"a unique index that is too narrow": {"postgres",
+			`CREATE TABLE watermill_inbox (` + postgreSQLColumns + key + `); CREATE UNIQUE INDEX narrow ON watermill_inbox (message_id)`, "narrow is unique on less than the key"},
+		"unlogged partition": {"postgres",
+			`CREATE TABLE watermill_inbox (` + postgreSQLColumns + key + `) PARTITION BY HASH (message_id);
+			 CREATE UNLOGGED TABLE p0 PARTITION OF watermill_inbox FOR VALUES WITH (MODULUS 1, REMAINDER 0)`, "unlogged"},
+		"SQLite: nothing can be rolled back":     {"sqlite journal off", `CREATE TABLE watermill_inbox (consumer text, message_id text, processed_at int DEFAULT 0, produced blob, dispatched_at int, PRIMARY KEY (consumer, message_id))`, "journal_mode is off"},
+		"SQLite: processed_at without a default": {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id text, processed_at int, produced blob, dispatched_at int, PRIMARY KEY (consumer, message_id))`, "column processed_at has no default"},
+		"SQLite: a unique column that replaces":  {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id text UNIQUE ON CONFLICT REPLACE, processed_at int DEFAULT 0, produced blob, dispatched_at int, PRIMARY KEY (consumer, message_id))`, "is unique on less than the key"},
+		"SQLite: no table":                       {"sqlite", `SELECT 1`, "the table does not exist"},
+		"SQLite: no unique key":                  {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id text, processed_at int DEFAULT 0, produced blob, dispatched_at int)`, "no primary key or unique index"},
 		"SQLite: partial unique index": {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id text, processed_at int, produced blob, dispatched_at int);
 			 CREATE UNIQUE INDEX i ON watermill_inbox (consumer, message_id) WHERE consumer <> ''`, "no primary key or unique index"},
 		"SQLite: wider key":               {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id text, processed_at int, produced blob, dispatched_at int, PRIMARY KEY (consumer, message_id, processed_at))`, "no primary key or unique index"},
@@ -69,9 +87,12 @@ func TestCheckRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var db *testdb.Database
-			if c.driver == "sqlite" {
+			switch c.driver {
+			case "sqlite":
 				db = testdb.SQLite(t)
-			} else {
+			case "sqlite journal off":
+				db = testdb.SQLiteWith(t, "_pragma=journal_mode(OFF)")
+			default:
 				db = testdb.PostgreSQL(t, c.driver)
 			}
 			db.MustExec(t, c.ddl)
@@ -215,9 +236,12 @@ func TestLeastPrivilege(t *testing.T) {
 	if err := db.QueryRow(`SELECT current_schema()`).Scan(&schema); err != nil {
 		t.Fatal(err)
 	}
-	db.MustExec(t, `CREATE ROLE `+role+` LOGIN`)
-	t.Cleanup(func() { db.MustExec(t, `DROP OWNED BY `+role+`; DROP ROLE `+role) })
-	db.MustExec(t, `GRANT USAGE ON SCHEMA `+schema+` TO `+role)
+	cleaner := role + "_cleaner"
+	for _, name := range []string{role, cleaner} {
+		db.MustExec(t, `CREATE ROLE `+name+` LOGIN`)
+		t.Cleanup(func() { db.MustExec(t, `DROP OWNED BY `+name+`; DROP ROLE `+name) })
+		db.MustExec(t, `GRANT USAGE ON SCHEMA `+schema+` TO `+name)
+	}
 	db.MustExec(t, `GRANT INSERT, SELECT ON effects TO `+role)
 
 	asRole := *db
@@ -234,7 +258,7 @@ func TestLeastPrivilege(t *testing.T) {
 	grants := 0
 	for _, line := range strings.Split(string(file), "\n") {
 		if _, grant, found := strings.Cut(line, "--   GRANT "); found {
-			grant = strings.NewReplacer("your_consumer_role", role, "your_cleaner_role", role).Replace(grant)
+			grant = strings.NewReplacer("your_consumer_role", role, "your_cleaner_role", cleaner).Replace(grant)
 			db.MustExec(t, "GRANT "+grant)
 			grants++
 		}
@@ -261,9 +285,105 @@ func TestLeastPrivilege(t *testing.T) {
 	if got := db.Count(t, `SELECT count(*) FROM watermill_inbox WHERE dispatched_at IS NOT NULL`); got != 1 {
 		t.Fatalf("%d records are marked", got)
 	}
-	if _, err := repository.DeleteProcessed(context.Background(), 1, 10); err != nil {
+	asCleaner := *db
+	asCleaner.URL = strings.Replace(db.URL, "postgres://postgres@", "postgres://"+cleaner+"@", 1)
+	asCleaner.DB = asCleaner.Open(t)
+	pass, err := newCleaner(t, asCleaner.RepositoryWithoutSchema(t, inboxsql.Options{})).Pass(context.Background())
+	if err != nil || pass.Deleted != 1 {
+		t.Fatalf("%+v, %v", pass, err)
+	}
+}
+
+func newCleaner(t *testing.T, repository inbox.Repository) *inbox.Cleaner {
+	t.Helper()
+	c, err := inbox.NewCleaner(repository, inbox.CleanerOptions{Retention: time.Nanosecond, BatchSize: 100, BatchPause: time.Nanosecond})
+	if err != nil {
 		t.Fatal(err)
 	}
+	return c
+}
+
+// Several cleaners at once on a partitioned table: nobody waits for another, the limit holds, and what is
+// young stays although its place in its partition is that of an old one in another.
+func TestCleanersOnHashPartitions(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQL(t, "postgres")
+	db.MustExec(t, `CREATE TABLE watermill_inbox (`+postgreSQLColumns+`, PRIMARY KEY (consumer, message_id)) PARTITION BY HASH (message_id);
+		CREATE TABLE p0 PARTITION OF watermill_inbox FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+		CREATE TABLE p1 PARTITION OF watermill_inbox FOR VALUES WITH (MODULUS 2, REMAINDER 1);
+		INSERT INTO watermill_inbox SELECT 'c', i::text, now() - interval '1 hour' * (i % 2) FROM generate_series(1, 2000) i`)
+	repository := db.RepositoryWithoutSchema(t, inboxsql.Options{})
+	deleted, err := repository.DeleteProcessed(context.Background(), 30*time.Minute, 10)
+	if err != nil || deleted != 10 {
+		t.Fatalf("deleted %d, %v, want 10", deleted, err)
+	}
+	var group sync.WaitGroup
+	var total atomic.Int32
+	for range 4 {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			for {
+				deleted, err := repository.DeleteProcessed(context.Background(), 30*time.Minute, 50)
+				if err != nil {
+					t.Error(err)
+				}
+				if deleted == 0 {
+					return
+				}
+				total.Add(int32(deleted))
+			}
+		}()
+	}
+	group.Wait()
+	if got := total.Load(); got != 990 {
+		t.Errorf("%d deleted, want 990", got)
+	}
+	if got := db.Count(t, `SELECT count(*) FROM watermill_inbox`); got != 1000 {
+		t.Errorf("%d records are left, want the 1000 young ones", got)
+	}
+}
+
+// A handler may change the search path, even of its pooled session: the inbox stays where it was found.
+func TestSearchPathOfTheHandler(t *testing.T) {
+	t.Parallel()
+	drivers(t, func(t *testing.T, driver string) {
+		db := testdb.PostgreSQL(t, driver)
+		db.SetMaxOpenConns(1)
+		var home string
+		if err := db.QueryRow(`SELECT current_schema()`).Scan(&home); err != nil {
+			t.Fatal(err)
+		}
+		tenant := "tenant_" + testdb.RandomName()
+		db.MustExec(t, `CREATE SCHEMA `+tenant)
+		t.Cleanup(func() {
+			db.MustExec(t, `SET search_path = `+home)
+			db.MustExec(t, `DROP SCHEMA `+tenant+` CASCADE`)
+		})
+		db.MustExec(t, `CREATE TABLE `+tenant+`.watermill_inbox (`+postgreSQLColumns+`, PRIMARY KEY (consumer, message_id))`)
+		for _, set := range []string{"SET LOCAL", "SET"} {
+			runs := 0
+			a := newApp(t, db, db.Repository(t, inboxsql.Options{}), inbox.Options{})
+			a.router.AddMiddleware(a.inbox.Middleware)
+			a.router.AddHandler("book", "payments", a.broker, "events", &discard{}, func(msg *message.Message) ([]*message.Message, error) {
+				runs++
+				tx, _ := inboxsql.TxFromContext(msg.Context())
+				_, err := tx.ExecContext(msg.Context(), set+` search_path = `+tenant)
+				return []*message.Message{newMessage("event")}, err
+			})
+			a.run()
+			a.publish("payments", newMessage(set))
+			a.publish("payments", newMessage(set))
+			a.stop()
+			if runs != 1 {
+				t.Errorf("%s: the handler ran %d times", set, runs)
+			}
+			if got := db.Count(t, `SELECT count(*) FROM `+tenant+`.watermill_inbox`); got != 0 {
+				t.Errorf("%s: %d claims in the tenant's table", set, got)
+			}
+			db.MustExec(t, `SET search_path = `+home)
+		}
+	})
 }
 
 // The schema files work under another name and in another schema.
@@ -302,6 +422,12 @@ func TestNoRowIsADuplicateOnlyIfTheRecordIsSeen(t *testing.T) {
 			func(t testing.TB) *testdb.Database { return testdb.PostgreSQL(t, "postgres") },
 			`CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
 			 CREATE TRIGGER swallow BEFORE INSERT ON watermill_inbox FOR EACH ROW EXECUTE FUNCTION swallow()`,
+		},
+		"a trigger routes the row to a child table": {
+			func(t testing.TB) *testdb.Database { return testdb.PostgreSQL(t, "postgres") },
+			`CREATE TABLE child () INHERITS (watermill_inbox);
+			 CREATE FUNCTION route() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO child VALUES (NEW.*); RETURN NULL; END';
+			 CREATE TRIGGER route BEFORE INSERT ON watermill_inbox FOR EACH ROW EXECUTE FUNCTION route()`,
 		},
 		"a rule swallows the row": {
 			func(t testing.TB) *testdb.Database { return testdb.PostgreSQL(t, "pgx") },

@@ -16,6 +16,6 @@ CREATE TABLE IF NOT EXISTS "watermill_inbox" (
 -- Finds what the Cleaner deletes.
 CREATE INDEX IF NOT EXISTS "watermill_inbox_processed_at_idx" ON "watermill_inbox" ("processed_at");
 
--- The least that a consumer needs; DELETE only where the Cleaner runs:
+-- The least that a consumer needs, and a Cleaner under a role of its own:
 --   GRANT SELECT, INSERT, UPDATE ON "watermill_inbox" TO your_consumer_role;
---   GRANT DELETE ON "watermill_inbox" TO your_cleaner_role;
+--   GRANT SELECT, UPDATE, DELETE ON "watermill_inbox" TO your_cleaner_role;
