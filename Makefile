@@ -1,11 +1,12 @@
 # Every target but up and down works without Docker: tests and demos get their
 # servers from internal/servers.
 
-MODULES      := . pgx internal/integration _examples
+MODULES      := . pgx internal/integration internal/bench _examples
 WITH_SERVERS := go run ./internal/servers/withservers
 STATICCHECK  := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 TEST_FLAGS   ?=
 DEMO_FLAGS   ?=
+BENCH_FLAGS  ?=
 
 # Tests of broken broker connections, where watermill-amqp v2.1.3 has data races of its own.
 WITHOUT_RACE := echo "== internal/integration: tests without the race detector" && cd internal/integration && \
@@ -17,7 +18,7 @@ each = failed=; for module in $(MODULES); do \
 	done; test -z "$$failed" || { echo "failed in:$$failed" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help test test_short test_race lint up down demo demo-amqp
+.PHONY: help test test_short test_race bench lint up down demo demo-amqp
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +30,9 @@ test_short: ## the root module without servers
 	go test -short $(TEST_FLAGS) ./...
 
 test_race: test ## the same as test, under Watermill's name for it
+
+bench: ## compare with a plain transaction and a hand-written inbox, side by side; prints ratios, draws a chart
+	$(WITH_SERVERS) go run -C internal/bench . $(BENCH_FLAGS)
 
 lint: ## gofmt, vet, staticcheck and tidy check in every module
 	@echo "== gofmt -l ."; unformatted=$$(gofmt -l .); echo "$$unformatted"; test -z "$$unformatted"

@@ -8,6 +8,7 @@ require (
 	github.com/ThreeDotsLabs/watermill-sql/v3 v3.1.0
 	github.com/ThreeDotsLabs/watermill-sql/v4 v4.1.2
 	github.com/devmappa/watermill-inbox v0.0.0
+	github.com/devmappa/watermill-inbox/pgx v0.0.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/jmoiron/sqlx v1.4.0
 	github.com/lib/pq v1.12.3
@@ -47,4 +48,7 @@ require (
 	modernc.org/memory v1.12.1 // indirect
 )
 
-replace github.com/devmappa/watermill-inbox => ../..
+replace (
+	github.com/devmappa/watermill-inbox => ../..
+	github.com/devmappa/watermill-inbox/pgx => ../../pgx
+)

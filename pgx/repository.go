@@ -1,0 +1,174 @@
+package inboxpgx
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	inbox "github.com/devmappa/watermill-inbox"
+	inboxsql "github.com/devmappa/watermill-inbox/sql"
+)
+
+// schema has the SQL text.
+var schema = inboxsql.DefaultPostgreSQLSchema{}
+
+// Options of the repository.
+type Options struct {
+	// Table is the table's name, with or without its schema: letters, digits, underscores and one dot.
+	// Default: "watermill_inbox".
+	Table string
+
+	// TxOptions are used to open each transaction. AccessMode pgx.ReadOnly is refused. Under
+	// pgx.RepeatableRead and pgx.Serializable a copy that waited for the first gets an error and is a
+	// duplicate on its retry.
+	// Default: the isolation level of the server.
+	TxOptions pgx.TxOptions
+}
+
+// Repository is an [inbox.Repository] on a pgxpool. All its methods may be called by many goroutines.
+type Repository struct {
+	pool      *pgxpool.Pool
+	named     inboxsql.Table                 // as in the options
+	found     atomic.Pointer[inboxsql.Table] // with the schema in which Check found it
+	txOptions pgx.TxOptions
+	checked   atomic.Bool
+}
+
+var _ inbox.Repository = (*Repository)(nil)
+
+// NewRepository returns a repository on the pool. It opens no connection, so that a service may start
+// before its database. The pool stays the caller's, who closes it.
+func NewRepository(pool *pgxpool.Pool, options Options) (*Repository, error) {
+	if pool == nil {
+		return nil, errors.New("inboxpgx: pool is nil")
+	}
+	if options.TxOptions.AccessMode == pgx.ReadOnly {
+		return nil, errors.New("inboxpgx: TxOptions.AccessMode is read only, but a claim is a write")
+	}
+	table, err := inboxsql.ParseTable(options.Table)
+	if err != nil {
+		return nil, err
+	}
+	return &Repository{pool: pool, named: table, txOptions: options.TxOptions}, nil
+}
+
+// table is the table with its schema, once Check has found it.
+func (r *Repository) table() inboxsql.Table {
+	if found := r.found.Load(); found != nil {
+		return *found
+	}
+	return r.named
+}
+
+// claimTries bounds how many connections a claim may lose before it fails. After a restart of the server
+// the pool may hold several that it does not know to be dead.
+const claimTries = 3
+
+// Claim implements [inbox.Repository].
+func (r *Repository) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
+	if !r.checked.Load() {
+		if err := r.Check(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
+	for try := 1; ; try++ {
+		conn, err := r.pool.Acquire(ctx)
+		if err != nil {
+			return nil, nil, fmt.Errorf("cannot begin: %w", err)
+		}
+		if conn.Conn().PgConn().TxStatus() != 'I' {
+			conn.Release() // which closes it
+			return nil, nil, errors.New("cannot begin: a hook of the pool has begun a transaction")
+		}
+		t := newTransaction(ctx, r, conn, key)
+		record, err := t.claim(ctx)
+		if err == nil {
+			t.watch()
+			return t, record, nil
+		}
+		// With its connection the transaction is gone, and nothing of it was committed: it is safe to begin
+		// again, also when the statement may have reached the server.
+		lost := conn.Conn().IsClosed()
+		_ = t.Rollback() // the claim's error says more
+		if !lost || ctx.Err() != nil || try == claimTries {
+			return nil, nil, err
+		}
+	}
+}
+
+// MarkSent implements [inbox.Repository].
+func (r *Repository) MarkSent(ctx context.Context, keys []inbox.Key) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	keys = slices.Clone(keys)
+	slices.SortFunc(keys, func(a, b inbox.Key) int {
+		return cmp.Or(strings.Compare(a.Consumer, b.Consumer), strings.Compare(a.MessageID, b.MessageID))
+	})
+	query := schema.MarkSentQuery(inboxsql.MarkSentParams{Table: r.table(), Keys: keys})
+	if _, err := r.pool.Exec(ctx, query.Query); err != nil {
+		return fmt.Errorf("inboxpgx: cannot mark stored messages as sent: %w", err)
+	}
+	return nil
+}
+
+// DeleteProcessed implements [inbox.Repository].
+func (r *Repository) DeleteProcessed(ctx context.Context, age time.Duration, limit int) (int, error) {
+	query := schema.DeleteProcessedQuery(inboxsql.DeleteProcessedParams{Table: r.table(), Age: age, Limit: limit})
+	tag, err := r.pool.Exec(ctx, query.Query)
+	if err != nil {
+		return 0, fmt.Errorf("inboxpgx: cannot delete processed records: %w", err)
+	}
+	return int(tag.RowsAffected()), nil
+}
+
+// CountUnsent implements [inbox.Repository].
+func (r *Repository) CountUnsent(ctx context.Context, age time.Duration) (int, error) {
+	var count int
+	query := schema.CountUnsentQuery(inboxsql.CountUnsentParams{Table: r.table(), Age: age})
+	err := r.read(ctx, query, []any{&count}, func() {})
+	if err != nil {
+		return 0, fmt.Errorf("inboxpgx: cannot count unsent records: %w", err)
+	}
+	return count, nil
+}
+
+// ListUnsent serves [inbox.ListUnsent].
+func (r *Repository) ListUnsent(ctx context.Context, age time.Duration, after inbox.Key, limit int, each func(inbox.Key, inbox.Record)) error {
+	var (
+		key         inbox.Key
+		processedAt int64
+		produced    []byte
+	)
+	query := schema.ListUnsentQuery(inboxsql.ListUnsentParams{Table: r.table(), Age: age, After: after, Limit: limit})
+	err := r.read(ctx, query, []any{&key.Consumer, &key.MessageID, &processedAt, &produced}, func() {
+		each(key, inbox.Record{ProcessedAt: time.UnixMicro(processedAt), Produced: produced})
+	})
+	if err != nil {
+		return fmt.Errorf("inboxpgx: cannot list unsent records: %w", err)
+	}
+	return nil
+}
+
+// read runs a query on the pool and calls the function for each row, which it has scanned.
+func (r *Repository) read(ctx context.Context, query inboxsql.Query, scans []any, each func()) error {
+	return r.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		return read(ctx, conn.Conn(), query, scans, each)
+	})
+}
+
+// read takes one round trip and leaves nothing on the server or in the caches, whatever mode the pool has.
+// Results are binary: as text, bytes depend on the server's bytea_output.
+func read(ctx context.Context, conn *pgx.Conn, query inboxsql.Query, scans []any, each func()) error {
+	result := conn.PgConn().ExecParams(ctx, query.Query, nil, nil, nil, []int16{pgx.BinaryFormatCode})
+	_, err := pgx.ForEachRow(pgx.RowsFromResultReader(conn.TypeMap(), result), scans, func() error { each(); return nil })
+	return err
+}
