@@ -138,9 +138,6 @@ func (t *transaction) Store(ctx context.Context, produced []byte) error {
 		return broken(err, schema.IsTransactionOver)
 	}
 	defer t.guard.leave()
-	if t.ended() {
-		return broken(pgx.ErrTxClosed, schema.IsTransactionOver)
-	}
 	query := schema.StoreQuery(inboxsql.StoreParams{KeyParams: t.keyParams(), Produced: produced})
 	tag, err := t.tx.Exec(ctx, query.Query)
 	if err != nil {
@@ -154,13 +151,7 @@ func (t *transaction) Store(ctx context.Context, produced []byte) error {
 
 // Commit implements [inbox.Transaction].
 func (t *transaction) Commit(ctx context.Context) error {
-	err := t.end(func() error {
-		if t.ended() {
-			_ = t.tx.Rollback(ctx) // closes it for who has kept its LargeObjects
-			return pgx.ErrTxClosed
-		}
-		return t.tx.Commit(ctx)
-	})
+	err := t.end(func() error { return t.tx.Commit(ctx) })
 	return broken(err, schema.IsBrokenByHandler)
 }
 
@@ -170,11 +161,10 @@ func (t *transaction) Rollback() error {
 	err := t.end(func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), endTimeout)
 		defer cancel()
-		err := t.tx.Rollback(ctx)
-		if err == nil || errors.Is(err, pgx.ErrTxClosed) {
-			return nil
+		if err := t.tx.Rollback(ctx); err != nil {
+			return fmt.Errorf("%w: %w", errLost, err) // pgx has closed it
 		}
-		return fmt.Errorf("%w: %w", errLost, err) // pgx has closed it
+		return nil
 	})
 	if errors.Is(err, errLost) {
 		return err
@@ -206,10 +196,6 @@ func (t *transaction) end(step func() error) error {
 	}
 	return step()
 }
-
-// ended reports whether the handler has ended the transaction, be it by a statement's text. The server tells
-// the state with each answer.
-func (t *transaction) ended() bool { return t.guard.conn.PgConn().TxStatus() == 'I' }
 
 // broken tells the handler's faults from the server's. Nobody but the handler closes the transaction before
 // its end.

@@ -47,14 +47,19 @@ func (g *guard) enter() error {
 
 func (g *guard) leave() { g.mutex.Unlock() }
 
+// usable asks nobody: the server tells its state with each answer. After a handler's ROLLBACK or COMMIT as
+// text a statement would run outside of any transaction, or begin another one.
 func (g *guard) usable() error {
+	conn := g.conn.PgConn()
 	switch {
 	case g.over:
 		return pgx.ErrTxClosed
-	case g.conn.IsClosed():
+	case conn.IsClosed():
 		return errLost
-	case g.conn.PgConn().IsBusy():
+	case conn.IsBusy():
 		return errUnread
+	case conn.TxStatus() == 'I':
+		return pgx.ErrTxClosed
 	}
 	return nil
 }

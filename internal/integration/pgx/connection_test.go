@@ -63,8 +63,14 @@ func TestHandlersThatBreakTheTransaction(t *testing.T) {
 		"ROLLBACK as text":     {do: exec("ROLLBACK"), wantErr: pgx.ErrTxClosed, connections: 1},
 		"COMMIT as text":       {do: exec("COMMIT"), wantErr: pgx.ErrTxClosed, committed: true, connections: 1},
 		"COMMIT in a long one": {do: exec("SELECT 1; COMMIT; SELECT 2"), wantErr: pgx.ErrTxClosed, committed: true, connections: 1},
-		"Rollback":             {do: func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) }, wantErr: pgx.ErrTxClosed, connections: 1},
-		"Commit":               {do: func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) }, wantErr: pgx.ErrTxClosed, committed: true, connections: 1},
+		"ROLLBACK, BEGIN and an INSERT as text": {do: func(ctx context.Context, tx pgx.Tx) error {
+			for _, text := range []string{`ROLLBACK`, `BEGIN`, `INSERT INTO effects VALUES ('1')`} {
+				_, _ = tx.Exec(ctx, text)
+			}
+			return nil
+		}, wantErr: pgx.ErrTxClosed, connections: 1},
+		"Rollback": {do: func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) }, wantErr: pgx.ErrTxClosed, connections: 1},
+		"Commit":   {do: func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) }, wantErr: pgx.ErrTxClosed, committed: true, connections: 1},
 		"a swallowed error": {do: func(ctx context.Context, tx pgx.Tx) error {
 			_, _ = tx.Exec(ctx, `SELECT 1 / 0`)
 			return nil
