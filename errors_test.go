@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
@@ -28,7 +29,7 @@ func TestShouldRetryAndShouldPoison(t *testing.T) {
 	handlers := errors.New("no funds")
 	step := func(step string, err error) error { return &inbox.Error{Step: step, Err: err} }
 	state := func(code string) error { return &pq.Error{Code: pqerror.Code(code)} }
-	_, badURL := url.Parse("foo://\x7f")
+	_, badURL := url.Parse(strings.Repeat("\x7f", 2))
 	_, noFile := os.Open("/no/such/file")
 	for name, c := range map[string]struct {
 		err           error

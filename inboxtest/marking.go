@@ -146,10 +146,8 @@ var markingCases = []kitCase{
 			return // an optional ability
 		}
 		d := k.deliver(k.Repository, inbox.Options{}, true, k.produce(new(atomic.Int32)))
-		var keys []inbox.Key
 		for _, id := range []string{"a", "B", "b", "é", "z'"} {
 			key := inbox.Key{Consumer: consumer, MessageID: id}
-			keys = append(keys, key)
 			d.failPublish(1)
 			d.want(nacked, key)
 			if id == "z'" {

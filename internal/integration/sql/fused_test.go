@@ -223,7 +223,7 @@ func TestFusedPoolForOthers(t *testing.T) {
 	}
 	// COPY, in a transaction of one's own and in the handler's.
 	copyIn := func(tx *sql.Tx, effect string) error {
-		stmt, err := tx.Prepare(pq.CopyIn("effects", "effect"))
+		stmt, err := tx.Prepare(`COPY effects (effect) FROM STDIN`)
 		if err != nil {
 			return err
 		}
