@@ -98,13 +98,19 @@ func run(ctx context.Context, role string, o options) error {
 	}, logger)
 }
 
-// runRouter runs a role's router until the context ends.
+// runRouter runs a role's router until the context ends. Close stops the subscriptions before their contexts,
+// see the documentation of package inboxamqp.
 func runRouter(ctx context.Context, router *message.Router, logger watermill.LoggerAdapter) error {
 	go func() {
 		<-router.Running()
 		logger.Info("Running", nil) // the driver waits for it
 	}()
-	if err := router.Run(ctx); err != nil || ctx.Err() != nil {
+	context.AfterFunc(ctx, func() {
+		if err := router.Close(); err != nil {
+			logger.Error("Handlers were still running", err, nil)
+		}
+	})
+	if err := router.Run(context.WithoutCancel(ctx)); err != nil || ctx.Err() != nil {
 		return err
 	}
 	return errors.New("the router stopped by itself")
