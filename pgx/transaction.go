@@ -94,7 +94,7 @@ func (t *transaction) begin(ctx context.Context, statement string) (pgconn.Comma
 	tag, err := t.guard.conn.Exec(ctx, begin+";\n"+statement)
 	results := t.guard.conn.SendBatch(ctx, batch)
 	t.tx = results.Tx()
-	_ = results.Close() // closes t.tx if nothing was begun
+	_ = results.Close()
 	t.handlerTx = &tx{Tx: t.tx, guard: &t.guard}
 	return tag, err
 }
