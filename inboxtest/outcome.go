@@ -59,7 +59,7 @@ var outcomeCases = []kitCase{
 		// Field case 20: bounded, and the message that comes next is handled.
 		var runs atomic.Int32
 		entered, leave := make(chan struct{}), make(chan struct{})
-		d := k.deliver(k.Repository, inbox.Options{ClaimTimeout: 200 * time.Millisecond}, false, func(msg *message.Message) ([]*message.Message, error) {
+		d := k.deliver(k.Repository, inbox.Options{ClaimTimeout: time.Second}, false, func(msg *message.Message) ([]*message.Message, error) {
 			if runs.Add(1) == 1 {
 				close(entered)
 				<-leave

@@ -429,7 +429,7 @@ func TestLeakedGoroutineCannotReachTheConnection(t *testing.T) {
 		db := newDatabase(t, oneConnection)
 		outcomes := map[string]int{}
 		repository := db.repository(t, inboxpgx.Options{})
-		for i := range 200 {
+		for i := range 60 {
 			id := fmt.Sprint("message-", i)
 			var stop func() error
 			_, err := wrap(t, repository, inbox.Options{}, func(msg *message.Message) error {
@@ -861,7 +861,7 @@ func TestPoolExhaustionIsBounded(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t, oneConnection)
 	repository := db.repository(t, inboxpgx.Options{})
-	handler := wrap(t, repository, inbox.Options{ClaimTimeout: 200 * time.Millisecond}, func(msg *message.Message) error {
+	handler := wrap(t, repository, inbox.Options{ClaimTimeout: 2 * time.Second}, func(msg *message.Message) error {
 		if msg.UUID == "greedy" {
 			_, err := wrap(t, repository, inbox.Options{ClaimTimeout: 200 * time.Millisecond}, nil)(newMessage("inner"))
 			if !errors.Is(err, inbox.ErrInFlight) {

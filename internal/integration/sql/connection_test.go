@@ -60,14 +60,14 @@ func TestFieldCase20PoolExhaustionIsBounded(t *testing.T) {
 		db := testdb.PostgreSQL(t, "postgres")
 		db.SetMaxOpenConns(1)
 		leaky := true
-		handler := middleware.Timeout(300 * time.Millisecond)(wrap(t, db.Repository(t, inboxsql.Options{}), inbox.Options{}, func(msg *message.Message) error {
+		handler := wrap(t, db.Repository(t, inboxsql.Options{}), inbox.Options{}, func(msg *message.Message) error {
 			if leaky {
 				_, err := db.ExecContext(msg.Context(), `SELECT 1`)
 				return err
 			}
 			return db.Write(msg.Context(), msg.UUID)
-		}))
-		_, err := handler(newMessage("1"))
+		})
+		_, err := middleware.Timeout(300 * time.Millisecond)(handler)(newMessage("1"))
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("the error is %v", err)
 		}
@@ -83,7 +83,7 @@ func TestFieldCase20PoolExhaustionIsBounded(t *testing.T) {
 		db.SetMaxOpenConns(2)
 		entered, leave := make(chan struct{}), make(chan struct{})
 		var runs atomic.Int32
-		handler := wrap(t, db.Repository(t, inboxsql.Options{}), inbox.Options{ClaimTimeout: 300 * time.Millisecond}, func(msg *message.Message) error {
+		handler := wrap(t, db.Repository(t, inboxsql.Options{}), inbox.Options{ClaimTimeout: 2 * time.Second}, func(msg *message.Message) error {
 			if msg.UUID == "slow" && runs.Add(1) == 1 {
 				close(entered)
 				<-leave

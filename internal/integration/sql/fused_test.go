@@ -66,15 +66,15 @@ func TestFusedStatementsAreBoundToTheTransaction(t *testing.T) {
 			db := testdb.PostgreSQLFused(t)
 			db.SetMaxOpenConns(1)
 			slow := true
-			handler := middleware.Timeout(300 * time.Millisecond)(wrap(t, db.Repository(t, inboxsql.Options{}), inbox.Options{}, func(msg *message.Message) error {
+			handler := wrap(t, db.Repository(t, inboxsql.Options{}), inbox.Options{}, func(msg *message.Message) error {
 				if !slow {
 					return db.Write(msg.Context(), msg.UUID)
 				}
 				tx, _ := inboxsql.TxFromContext(msg.Context())
 				return run(tx)
-			}))
+			})
 			started := time.Now()
-			if _, err := handler(newMessage("1")); !errors.Is(err, context.DeadlineExceeded) {
+			if _, err := middleware.Timeout(300 * time.Millisecond)(handler)(newMessage("1")); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("the error is %v", err)
 			}
 			if took := time.Since(started); took > 10*time.Second {

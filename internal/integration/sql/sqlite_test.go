@@ -81,15 +81,15 @@ func TestFieldCase20SQLiteHandlerWritesAroundTheTransaction(t *testing.T) {
 	t.Parallel()
 	db := testdb.SQLiteWith(t, "_pragma=journal_mode(WAL)&_pragma=busy_timeout(30000)")
 	around := true
-	handler := middleware.Timeout(300 * time.Millisecond)(wrap(t, db.Repository(t, inboxsql.Options{}), inbox.Options{}, func(msg *message.Message) error {
+	handler := wrap(t, db.Repository(t, inboxsql.Options{}), inbox.Options{}, func(msg *message.Message) error {
 		if around {
 			_, err := db.ExecContext(msg.Context(), `INSERT INTO effects VALUES ('around')`)
 			return err
 		}
 		return db.Write(msg.Context(), msg.UUID)
-	}))
+	})
 	started := time.Now()
-	if _, err := handler(newMessage("1")); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := middleware.Timeout(300 * time.Millisecond)(handler)(newMessage("1")); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("the error is %v", err)
 	}
 	if took := time.Since(started); took > 10*time.Second {
