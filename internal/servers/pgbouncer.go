@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"os/user"
+	"path/filepath"
 	"syscall"
 	"time"
 )
@@ -65,8 +66,19 @@ func (m machine) providePgBouncer(ctx context.Context) (string, error) {
 	if !m.isRoot || !m.isDebian {
 		return "", errors.New("servers: no pgbouncer here; install it, on Debian and Ubuntu with: sudo apt-get install -y --no-install-recommends pgbouncer")
 	}
-	if err := installPackages(ctx, "pgbouncer"); err != nil {
-		return "", err
+	// Test programs of several packages run at once. The first installs it, the others find it then.
+	lock, err := os.Create(filepath.Join(os.TempDir(), "inbox-test-install.lock"))
+	if err != nil {
+		return "", fmt.Errorf("servers: %w", err)
+	}
+	defer lock.Close() // and with it the lock
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return "", fmt.Errorf("servers: %w", err)
+	}
+	if _, ok := m.findPgBouncer(); !ok {
+		if err := installPackages(ctx, "pgbouncer"); err != nil {
+			return "", err
+		}
 	}
 	program, ok := m.findPgBouncer()
 	if !ok {
