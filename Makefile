@@ -18,7 +18,7 @@ each = failed=; for module in $(MODULES); do \
 	done; test -z "$$failed" || { echo "failed in:$$failed" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help test test_short test_race bench lint up down demo demo-amqp
+.PHONY: help test test_short test_race bench lint up down demo demo-amqp demo-outbox
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test_short: ## the root module without servers
 	go test -short $(TEST_FLAGS) ./...
 
 test_race: test ## the same as test, under Watermill's name for it
+
+demo-outbox: ## an inbox, an outbox, a forwarder and a second inbox, with processes and the broker killed
+	cd _examples/outbox && go run . -orders 1000 -timeout 10m $(DEMO_FLAGS)
 
 bench: ## compare with a plain transaction and a hand-written inbox, side by side; prints ratios, draws a chart
 	$(WITH_SERVERS) go run -C internal/bench . $(BENCH_FLAGS)

@@ -2,7 +2,9 @@ package sql_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 
@@ -10,6 +12,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/components/cqrs"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 
 	inbox "github.com/devmappa/watermill-inbox"
 	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
@@ -201,5 +204,39 @@ func TestCorrelationIDOnReplay(t *testing.T) {
 	got := events.all()
 	if len(got) != 1 || middleware.MessageCorrelationID(got[0]) != "correlation-1" || runs.Load() != 1 {
 		t.Fatalf("%d runs, published %v", runs.Load(), got)
+	}
+}
+
+// A broker inside the process may hand the handler's own context to the next handler. That one has its own
+// transaction all the same, and the first one's is out of its reach once it has ended.
+func TestGoChannelWithAndWithoutPreserveContext(t *testing.T) {
+	t.Parallel()
+	for _, preserve := range []bool{false, true} {
+		t.Run(fmt.Sprintf("preserve %v", preserve), func(t *testing.T) {
+			t.Parallel()
+			db := testdb.PostgreSQL(t, "postgres")
+			a := newApp(t, db, db.Repository(t, inboxsql.Options{}), inbox.Options{})
+			events := gochannel.NewGoChannel(gochannel.Config{BlockPublishUntilSubscriberAck: true, PreserveContext: preserve}, watermill.NopLogger{})
+			t.Cleanup(func() { _ = events.Close() })
+			a.router.AddMiddleware(a.inbox.Middleware)
+			var first, second atomic.Pointer[sql.Tx]
+			a.router.AddHandler("book", "payments", a.broker, "events", events, func(msg *message.Message) ([]*message.Message, error) {
+				tx, _ := inboxsql.TxFromContext(msg.Context())
+				first.Store(tx)
+				return []*message.Message{message.NewMessageWithContext(msg.Context(), "event", nil)}, db.Write(msg.Context(), "first")
+			})
+			a.router.AddConsumerHandler("mail", "events", events, func(msg *message.Message) error {
+				tx, _ := inboxsql.TxFromContext(msg.Context())
+				second.Store(tx)
+				return db.Write(msg.Context(), "second")
+			})
+			a.run()
+			a.publish("payments", newMessage("1"))
+			a.wantEffects("first", "second")
+			a.wantClaims(2)
+			if first.Load() == nil || second.Load() == nil || first.Load() == second.Load() {
+				t.Errorf("transactions %p and %p should differ", first.Load(), second.Load())
+			}
+		})
 	}
 }
