@@ -98,7 +98,7 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 	produced, err := a.handle(h)
 	if err != nil {
 		a.inner.open.ended.Store(true)
-		if lost := transaction.Rollback(); isTransient(lost) {
+		if lost := transaction.Rollback(); isTransient(lost) && a.outer.Err() == nil {
 			// A dead connection is the likely reason for whatever the handler met.
 			return nil, a.failed("handler", errors.Join(err, lost))
 		}

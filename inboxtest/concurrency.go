@@ -173,7 +173,7 @@ func (l *laterClaim) wantWaiting(k *kit) {
 	select {
 	case <-l.done:
 		k.Fatalf("the copy did not wait: record %v, error %v", l.record, l.err)
-	case <-time.After(100 * time.Millisecond):
+	case <-time.After(300 * time.Millisecond):
 	}
 }
 

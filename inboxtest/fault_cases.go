@@ -2,6 +2,7 @@ package inboxtest
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"sync/atomic"
 	"time"
@@ -110,6 +111,41 @@ var faultCases = []kitCase{
 		}
 		k.wantRuns(&runs, 0)
 		k.process(inbox.Key{Consumer: consumer, MessageID: key.MessageID}, "effect") // waits for the rollback
+	}},
+	{"a cancelled handler whose connection is lost as well is logged once", func(k *kit) {
+		repository := NewFaultRepository(k.Repository, func(point FaultPoint, _ inbox.Key) error {
+			if point == AfterRollback {
+				return driver.ErrBadConn
+			}
+			return nil
+		})
+		logger := newCapture()
+		ctx, cancel := context.WithCancel(k.context())
+		d := k.deliver(repository, inbox.Options{Logger: logger}, false, func(msg *message.Message) ([]*message.Message, error) {
+			cancel()
+			return nil, nil
+		})
+		if got := d.send(k.key(), ctx); got != nacked {
+			k.Fatalf("the message was %s", got)
+		}
+		if lines := logger.errors(); len(lines) != 1 {
+			k.Fatalf("error lines are %q, want one", lines)
+		}
+	}},
+	{"a handler error on a lost connection is not poisoned", func(k *kit) {
+		repository := NewFaultRepository(k.Repository, func(point FaultPoint, _ inbox.Key) error {
+			if point == AfterRollback {
+				return driver.ErrBadConn
+			}
+			return nil
+		})
+		failure := errors.New("unexpected EOF")
+		d := k.deliver(repository, inbox.Options{}, false, func(*message.Message) ([]*message.Message, error) { return nil, failure })
+		d.want(nacked, k.key())
+		if err := d.lastError(); !errors.Is(err, failure) {
+			k.Fatalf("the error is %v, want it to match the handler's", err)
+		}
+		k.wantNotPoisoned(d.lastError())
 	}},
 	{"the inbox added twice is refused", func(k *kit) {
 		m := k.newMiddleware(k.Repository)

@@ -76,18 +76,18 @@ func (d *driver) collect() (result, error) {
 	r.exactly("orders confirmed by the broker", d.orders*d.copies, stored).
 		remark = fmt.Sprintf("%d orders x %d copies; %d publishes without a confirm, repeated", d.orders, d.copies, d.producer.repeated.Load())
 	runs := logged("orders", "Booking order")
-	r.atLeast("handler runs", d.orders, runs).remark = undone(runs - booked)
-	r.atLeast("copies skipped", stored-d.orders, logged("orders", "Message duplicate"))
+	r.atLeast("runs of book_order", d.orders, runs).remark = undone(runs - booked)
+	r.atLeast("orders skipped, as copies", stored-d.orders, logged("orders", "Message duplicate"))
 	r.exactly("orders booked", d.orders, booked)
 	r.exactly("  different ones", d.orders, bookedOrders)
 	r.money("  their sum", d.producer.sum, bookedSum)
 	r.exactly("events in the outbox", d.orders, events)
 	r.exactly("  of different orders", d.orders, eventOrders)
-	r.atLeast("events published", d.orders, forwarded).remark = twice(forwarded - forwardedEvents)
+	r.atLeast("events forwarded", d.orders, forwarded).remark = twice(forwarded - forwardedEvents)
 	r.exactly("  different ones", d.orders, forwardedEvents)
 	runs = logged("invoices", "Writing invoice")
-	r.atLeast("handler runs", d.orders, runs).remark = undone(runs - invoices)
-	r.atLeast("copies skipped", forwarded-forwardedEvents, logged("invoices", "Message duplicate"))
+	r.atLeast("runs of write_invoice", d.orders, runs).remark = undone(runs - invoices)
+	r.atLeast("events skipped, as copies", forwarded-forwardedEvents, logged("invoices", "Message duplicate"))
 	r.exactly("invoices", d.orders, invoices)
 	r.exactly("  of different orders", d.orders, invoicedOrders)
 	r.money("  their sum", d.producer.sum, invoicedSum)
@@ -108,7 +108,7 @@ func twice(events int) string {
 	if events == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%d published again, under the same UUIDs", events)
+	return fmt.Sprintf("%d forwarded again, under the same UUIDs", events)
 }
 
 // audit empties the queue that gets every event and returns how many messages there were, and how many
@@ -172,7 +172,10 @@ func (r *result) print(w io.Writer) bool {
 		fmt.Fprintf(w, "DIFFERENCE: not each of %d orders was booked once and invoiced once.\n", r.orders)
 		return false
 	}
-	fmt.Fprintf(w, "OK: each of %d orders was booked once and invoiced once, with %d processes and the broker %d times killed on the way.\n",
-		r.orders, processes, r.killed[broker])
+	onTheWay := fmt.Sprintf("%d processes killed on the way", processes)
+	if times := r.killed[broker]; times > 0 {
+		onTheWay += fmt.Sprintf(", and the broker %d times", times)
+	}
+	fmt.Fprintf(w, "OK: each of %d orders was booked once and invoiced once, with %s.\n", r.orders, onTheWay)
 	return true
 }
