@@ -24,7 +24,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: ## all modules against real servers, with the race detector; gets the servers itself
-	$(WITH_SERVERS) sh -c '$(call each,go test -race -count=1 -timeout 30m $(TEST_FLAGS) ./...) && $(WITHOUT_RACE)'
+	$(WITH_SERVERS) sh -c '$(call each,go test -race -count=1 -p 1 -timeout 30m $(TEST_FLAGS) ./...) && $(WITHOUT_RACE)'
 
 test_short: ## the root module without servers
 	go test -short $(TEST_FLAGS) ./...
