@@ -28,7 +28,8 @@
 // to a queue that nobody has declared. Config.Publish.Mandatory changes nothing, because watermill-amqp does not
 // listen for returned messages. The publisher declares its exchange but never a queue, so declare queues
 // before the first publish, with SubscribeInitialize of a subscriber or outside of the program, or give the
-// exchange an alternate exchange that ends in a queue (Config.Exchange.Arguments, "alternate-exchange").
+// exchange an alternate exchange that ends in a queue (Config.Exchange.Arguments, "alternate-exchange"). Declare
+// them well ahead: RabbitMQ 3.10.8 forgot a durable queue when it was killed right after the declaration.
 //
 // This is most easily forgotten for the poison queue, which has no subscriber: with NewDurableQueueConfig the
 // topic given to middleware.PoisonQueueWithFilter is the name of the queue, and every poisoned message is lost until a
