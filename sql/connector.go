@@ -71,7 +71,8 @@ type pqConn interface {
 
 // fusedClaim travels in BeginTx's context, there and back.
 type fusedClaim struct {
-	query    string
+	query    string // on a connection that may be in a transaction
+	idle     string // on one that is not, which is less work for the server
 	inserted int64
 }
 
@@ -80,6 +81,7 @@ type fusedClaimContextKey struct{}
 type fusedConn struct {
 	pqConn
 	strangers bool // in the middle of a transaction that is not ours
+	idle      bool // lib/pq has ended a transaction of ours, and nothing else has happened since
 	tx        *fusedTx
 }
 
@@ -87,6 +89,7 @@ type fusedConn struct {
 func (c *fusedConn) BeginTx(ctx context.Context, options driver.TxOptions) (driver.Tx, error) {
 	claim, ok := ctx.Value(fusedClaimContextKey{}).(*fusedClaim)
 	if !ok {
+		c.idle = false
 		return c.pqConn.BeginTx(ctx, options)
 	}
 	begin, err := beginStatement(options)
@@ -94,7 +97,12 @@ func (c *fusedConn) BeginTx(ctx context.Context, options driver.TxOptions) (driv
 		return nil, err
 	}
 	claim.inserted = 0 // database/sql tries again after ErrBadConn
-	result, err := c.pqConn.ExecContext(ctx, begin+"; "+claim.query, nil)
+	query := claim.query
+	if c.idle {
+		query = claim.idle
+	}
+	c.idle = false
+	result, err := c.pqConn.ExecContext(ctx, begin+"; "+query, nil)
 	if err != nil {
 		return nil, c.failedBegin(err)
 	}
@@ -164,8 +172,9 @@ func (c *fusedConn) PrepareContext(ctx context.Context, query string) (driver.St
 }
 
 // bind returns a context that ends with the statement's and with the transaction's. Lib/pq watches the
-// context given to its own BeginTx; ours has not gone there.
+// context given to its own BeginTx; ours has not gone there. Every statement passes through here.
 func (c *fusedConn) bind(ctx context.Context) (bound context.Context, release func()) {
+	c.idle = false
 	if c.tx == nil {
 		return ctx, func() {}
 	}
@@ -220,21 +229,18 @@ type fusedTx struct {
 	releases []func()
 }
 
-func (t *fusedTx) Commit() error {
-	t.end()
-	return t.conn.pqConn.Commit()
-}
+func (t *fusedTx) Commit() error { return t.end(t.conn.pqConn.Commit) }
 
-func (t *fusedTx) Rollback() error {
-	t.end()
-	return t.conn.pqConn.Rollback()
-}
+func (t *fusedTx) Rollback() error { return t.end(t.conn.pqConn.Rollback) }
 
-func (t *fusedTx) end() {
+func (t *fusedTx) end(how func() error) error {
 	t.conn.tx = nil
 	for _, release := range t.releases {
 		release()
 	}
+	err := how()
+	t.conn.idle = err == nil
+	return err
 }
 
 // beginStatement is lib/pq's.

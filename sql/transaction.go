@@ -42,7 +42,10 @@ type transaction struct {
 func (t *transaction) beginAndClaim(ctx context.Context) (inserted int64, err error) {
 	r := t.repository
 	if r.fused != nil {
-		claim := &fusedClaim{query: r.fused.BeginClaimQuery(t.keyParams()).Query}
+		claim := &fusedClaim{
+			query: r.fused.BeginClaimQuery(t.keyParams()).Query,
+			idle:  r.schema.ClaimQuery(t.keyParams()).Query,
+		}
 		if t.tx, err = r.db.BeginTx(context.WithValue(ctx, fusedClaimContextKey{}, claim), r.txOptions); err != nil {
 			return 0, fmt.Errorf("cannot begin and claim: %w", err)
 		}
