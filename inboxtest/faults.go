@@ -21,6 +21,8 @@ const (
 	AfterCommit    FaultPoint = "after commit"
 	BeforeRollback FaultPoint = "before rollback"
 	AfterRollback  FaultPoint = "after rollback"
+	BeforeMark     FaultPoint = "before mark" // of stored messages as sent, after the acknowledgement
+	AfterMark      FaultPoint = "after mark"
 )
 
 // FaultRepository wraps a repository and calls a function before and after each step. The function may
@@ -49,6 +51,24 @@ func (r *FaultRepository) Claim(ctx context.Context, key inbox.Key) (inbox.Trans
 		return nil, nil, err
 	}
 	return &faultTransaction{Transaction: transaction, fault: func(point FaultPoint) error { return r.fault(point, key) }}, record, nil
+}
+
+// MarkSent implements [inbox.Repository]. The function is called for each key.
+func (r *FaultRepository) MarkSent(ctx context.Context, keys []inbox.Key) error {
+	for _, key := range keys {
+		if err := r.fault(BeforeMark, key); err != nil {
+			return err
+		}
+	}
+	if err := r.Repository.MarkSent(ctx, keys); err != nil {
+		return err
+	}
+	for _, key := range keys {
+		if err := r.fault(AfterMark, key); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 type faultTransaction struct {
