@@ -1,5 +1,5 @@
-// Package testproxy is a TCP proxy that cuts connections at a chosen place, and takes
-// a server away.
+// Package testproxy is a TCP proxy that is a bad network: it cuts connections at a chosen place, loses what
+// goes one way, delays, and takes a server away.
 package testproxy
 
 import (
@@ -8,23 +8,35 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"time"
 )
 
-// Proxy stands between a client and a server.
+// Proxy stands between clients and a server. All its methods may be called by many goroutines.
 type Proxy struct {
 	listener net.Listener
 	target   string
+	wait     sync.WaitGroup
 
 	mutex  sync.Mutex
+	closed bool
 	down   bool
+	delay  time.Duration
+	stall  [2]chan struct{} // by direction: closed when data flows again; nil: it does
 	cut    *cut
 	conns  map[net.Conn]struct{}
-	closed bool
-	wait   sync.WaitGroup
 }
 
+// Direction is a way through the proxy.
+type Direction int
+
+// The directions.
+const (
+	ToServer Direction = iota
+	ToClient
+)
+
 type cut struct {
-	request []byte // the answer to what contains this is cut
+	request []byte // the answer to what contains this, in any case of letters, is cut
 	after   int    // so many bytes of the answer pass
 	done    chan struct{}
 }
@@ -32,22 +44,34 @@ type cut struct {
 // New starts a proxy to the address; it ends with the test.
 func New(t testing.TB, target string) *Proxy {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	p, err := Start(target)
 	if err != nil {
 		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p
+}
+
+// Start starts a proxy to the address.
+func Start(target string) (*Proxy, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
 	}
 	p := &Proxy{listener: listener, target: target, conns: map[net.Conn]struct{}{}}
 	p.wait.Add(1)
 	go p.accept()
-	t.Cleanup(func() {
-		p.mutex.Lock()
-		p.closed = true
-		p.mutex.Unlock()
-		_ = listener.Close()
-		p.closeConns()
-		p.wait.Wait()
-	})
-	return p
+	return p, nil
+}
+
+// Close cuts all connections and ends the proxy.
+func (p *Proxy) Close() {
+	p.mutex.Lock()
+	p.closed = true
+	p.mutex.Unlock()
+	_ = p.listener.Close()
+	p.Cut()
+	p.wait.Wait()
 }
 
 // Address is where clients connect.
@@ -58,7 +82,7 @@ func (p *Proxy) Down() {
 	p.mutex.Lock()
 	p.down = true
 	p.mutex.Unlock()
-	p.closeConns()
+	p.Cut()
 }
 
 // Up ends Down.
@@ -68,13 +92,44 @@ func (p *Proxy) Up() {
 	p.down = false
 }
 
-// CutAnswer cuts the connection on which the client next sends the text, after so many bytes of the
-// answer. The channel is closed when that has happened.
+// Delay holds back what clients send for so long; zero ends it.
+func (p *Proxy) Delay(d time.Duration) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	p.delay = d
+}
+
+// Stall holds back all that goes one way, on every connection, until Cut.
+func (p *Proxy) Stall(direction Direction) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if p.stall[direction] == nil {
+		p.stall[direction] = make(chan struct{})
+	}
+}
+
+// CutAnswer cuts the connection on which a client next sends the text, after so many bytes of the answer.
+// The channel is closed when that has happened.
 func (p *Proxy) CutAnswer(request string, after int) <-chan struct{} {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	p.cut = &cut{request: []byte(request), after: after, done: make(chan struct{})}
 	return p.cut.done
+}
+
+// Cut cuts all connections. What was held back is lost, and new connections work.
+func (p *Proxy) Cut() {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	for conn := range p.conns {
+		_ = conn.Close()
+	}
+	for direction, stall := range p.stall {
+		if stall != nil {
+			close(stall)
+			p.stall[direction] = nil
+		}
+	}
 }
 
 func (p *Proxy) accept() {
@@ -84,22 +139,22 @@ func (p *Proxy) accept() {
 		if err != nil {
 			return
 		}
-		p.mutex.Lock()
-		refuse := p.down || p.closed
-		p.mutex.Unlock()
-		if refuse {
-			_ = client.Close()
-			continue
-		}
 		server, err := net.Dial("tcp", p.target)
 		if err != nil {
 			_ = client.Close()
 			continue
 		}
 		p.mutex.Lock()
-		p.conns[client], p.conns[server] = struct{}{}, struct{}{}
+		refuse := p.down || p.closed
+		if !refuse {
+			p.conns[client], p.conns[server] = struct{}{}, struct{}{}
+			p.wait.Add(1)
+		}
 		p.mutex.Unlock()
-		p.wait.Add(1)
+		if refuse {
+			_, _ = client.Close(), server.Close()
+			continue
+		}
 		go p.serve(client, server)
 	}
 }
@@ -113,10 +168,10 @@ func (p *Proxy) serve(client, server net.Conn) {
 	go func() {
 		defer group.Done()
 		defer server.Close()
-		p.copy(server, client, func(data []byte) []byte {
+		p.copy(ToServer, server, client, func(data []byte) []byte {
 			p.mutex.Lock()
 			defer p.mutex.Unlock()
-			if p.cut != nil && bytes.Contains(data, p.cut.request) {
+			if p.cut != nil && bytes.Contains(bytes.ToUpper(data), bytes.ToUpper(p.cut.request)) {
 				mutex.Lock()
 				armed, p.cut = p.cut, nil
 				mutex.Unlock()
@@ -127,7 +182,7 @@ func (p *Proxy) serve(client, server net.Conn) {
 	go func() {
 		defer group.Done()
 		defer client.Close()
-		p.copy(client, server, func(data []byte) []byte {
+		p.copy(ToClient, client, server, func(data []byte) []byte {
 			mutex.Lock()
 			defer mutex.Unlock()
 			if armed == nil {
@@ -151,11 +206,12 @@ func (p *Proxy) serve(client, server net.Conn) {
 	delete(p.conns, server)
 }
 
-func (p *Proxy) copy(to io.Writer, from io.Reader, filter func([]byte) []byte) {
+func (p *Proxy) copy(direction Direction, to io.Writer, from io.Reader, filter func([]byte) []byte) {
 	buffer := make([]byte, 64*1024)
 	for {
 		n, err := from.Read(buffer)
 		if n > 0 {
+			p.hold(direction)
 			if _, err := to.Write(filter(buffer[:n])); err != nil {
 				return
 			}
@@ -166,10 +222,14 @@ func (p *Proxy) copy(to io.Writer, from io.Reader, filter func([]byte) []byte) {
 	}
 }
 
-func (p *Proxy) closeConns() {
+func (p *Proxy) hold(direction Direction) {
 	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	for conn := range p.conns {
-		_ = conn.Close()
+	stall, delay := p.stall[direction], p.delay
+	p.mutex.Unlock()
+	if direction == ToServer && delay > 0 {
+		time.Sleep(delay)
+	}
+	if stall != nil {
+		<-stall
 	}
 }
