@@ -35,6 +35,10 @@ var (
 	// Permanent; the transaction was rolled back.
 	ErrNoPublishTopic = errors.New("the handler returned messages but has no publish topic")
 
+	// ErrTooOld: the message is older than the retention, so its record may be deleted, and it is not known
+	// whether it was processed. Permanent; the handler did not run.
+	ErrTooOld = errors.New("the message is older than the retention, so it is not known whether it was processed")
+
 	// ErrStoredMessages: the messages stored with the record cannot be sent again: a newer version of this
 	// module stored them, the record is damaged, or the handler has no publish topic any more. Transient:
 	// another instance may be able to.
@@ -78,7 +82,7 @@ func Permanent(err error) error {
 
 func isPermanent(err error) bool {
 	var permanent permanentError
-	return errors.As(err, &permanent) || errors.Is(err, ErrInvalidKey) || errors.Is(err, ErrNoPublishTopic)
+	return errors.As(err, &permanent) || errors.Is(err, ErrInvalidKey) || errors.Is(err, ErrNoPublishTopic) || errors.Is(err, ErrTooOld)
 }
 
 // ShouldRetry fits the ShouldRetry field of Watermill's Retry middleware: true unless the error is

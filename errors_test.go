@@ -42,6 +42,7 @@ func TestShouldRetryAndShouldPoison(t *testing.T) {
 		"unique violation":                     {state("23505"), true, true},
 		"syntax error":                         {state("42601"), true, true},
 		"invalid key":                          {step("key", inbox.ErrInvalidKey), false, true},
+		"too old":                              {step("claim", inbox.ErrTooOld), false, true},
 		"no publish topic":                     {step("store", inbox.ErrNoPublishTopic), false, true},
 		"broken transaction":                   {step("commit", fmt.Errorf("%w: %w", inbox.ErrTransactionBroken, pq.ErrInFailedTransaction)), true, true},
 		"in flight":                            {step("claim", inbox.ErrInFlight), true, false},
