@@ -20,8 +20,8 @@ import (
 //	db := sql.OpenDB(fused)
 //
 // A [Repository] on such a pool notices by itself. All else on the pool goes to lib/pq unchanged; the
-// handler gets an ordinary *sql.Tx. Statements in it end with the context of BeginTx, as with lib/pq,
-// and with their own.
+// handler gets an ordinary *sql.Tx. Statements in any transaction end with the context of BeginTx, as with
+// lib/pq, and with their own.
 //
 // It returns an error for another driver's connector. A connector of lib/pq that was given a notice or
 // notification handler can be wrapped; functions of lib/pq that take a driver.Conn need the one inside.
@@ -89,8 +89,7 @@ type fusedConn struct {
 func (c *fusedConn) BeginTx(ctx context.Context, options driver.TxOptions) (driver.Tx, error) {
 	claim, ok := ctx.Value(fusedClaimContextKey{}).(*fusedClaim)
 	if !ok {
-		c.idle = false
-		return c.pqConn.BeginTx(ctx, options)
+		return c.beginForOthers(ctx, options)
 	}
 	begin, err := beginStatement(options)
 	if err != nil {
@@ -108,6 +107,18 @@ func (c *fusedConn) BeginTx(ctx context.Context, options driver.TxOptions) (driv
 	}
 	if claim.inserted, err = result.RowsAffected(); err != nil {
 		return nil, c.failedBegin(err)
+	}
+	c.tx = &fusedTx{conn: c, ctx: ctx}
+	return c.tx, nil
+}
+
+// beginForOthers begins a transaction without a claim. Lib/pq would keep what watches its context after its end,
+// and a later transaction that began with a claim would end it once more, which panics in lib/pq or takes the old
+// context's end for its own. So here too the context is ours to watch.
+func (c *fusedConn) beginForOthers(ctx context.Context, options driver.TxOptions) (driver.Tx, error) {
+	c.idle = false
+	if _, err := c.pqConn.BeginTx(context.WithoutCancel(ctx), options); err != nil {
+		return nil, err
 	}
 	c.tx = &fusedTx{conn: c, ctx: ctx}
 	return c.tx, nil
@@ -222,7 +233,7 @@ func (s *fusedStmt) QueryContext(ctx context.Context, args []driver.NamedValue) 
 	return rows, err
 }
 
-// fusedTx is an open transaction that began with a claim.
+// fusedTx is an open transaction.
 type fusedTx struct {
 	conn     *fusedConn
 	ctx      context.Context // given to BeginTx

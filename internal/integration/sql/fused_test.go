@@ -342,3 +342,91 @@ func TestFusedBeginsAgainOnAStaleConnection(t *testing.T) {
 	}
 	(&app{t: t, db: db}).wantEffects("1", "2")
 }
+
+// Claims on a connection that has had somebody else's transaction, whose context is long over or not.
+func TestFusedAfterATransactionOfSomebodyElse(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(*sql.Tx) error{"Commit": (*sql.Tx).Commit, "Rollback": (*sql.Tx).Rollback} {
+		for _, cancelled := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, cancelled %v", name, cancelled), func(t *testing.T) {
+				t.Parallel()
+				db := testdb.PostgreSQLFused(t)
+				db.SetMaxOpenConns(1)
+				repository := db.Repository(t, inboxsql.Options{})
+				ctx, cancel := context.WithCancel(context.Background())
+				defer cancel()
+				tx, err := db.BeginTx(ctx, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := tx.Exec(`SELECT 1`); err != nil {
+					t.Fatal(err)
+				}
+				pid := sessionOf(t, tx)
+				if err := end(tx); err != nil {
+					t.Fatal(err)
+				}
+				if cancelled {
+					cancel()
+				}
+				for i := range 4 {
+					key := inbox.Key{Consumer: "c", MessageID: fmt.Sprint(i / 2)}
+					transaction, _, err := repository.Claim(context.Background(), key)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if i%2 == 0 {
+						err = transaction.Commit(context.Background())
+					} else {
+						err = transaction.Rollback()
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+				tx, err = db.Begin()
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer tx.Rollback()
+				if got := sessionOf(t, tx); got != pid {
+					t.Error("the connection was given up")
+				}
+			})
+		}
+	}
+}
+
+// What somebody else runs in a transaction of his own ends with its context, as with lib/pq.
+func TestFusedTransactionsOfOthersEndWithTheirContext(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQLFused(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid := sessionOf(t, tx)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := tx.Exec(`SELECT pg_sleep(600)`)
+		failed <- err
+	}()
+	running := `SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND state = 'active' AND query = 'SELECT pg_sleep(600)'`
+	eventually(t, "the statement runs", func() bool { return db.Count(t, running, pid) == 1 })
+	cancel()
+	if err := <-failed; err == nil {
+		t.Error("no error")
+	}
+	eventually(t, "the statement ends", func() bool { return db.Count(t, running, pid) == 0 })
+	wantIdle(t, db)
+}
+
+func sessionOf(t testing.TB, tx *sql.Tx) (pid int) {
+	t.Helper()
+	if err := tx.QueryRow(`SELECT pg_backend_pid()`).Scan(&pid); err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
