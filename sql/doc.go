@@ -28,4 +28,11 @@
 //
 // [Repository.InitializeSchema] creates the table. Or take the files of [Schema] into a migration tool.
 // A role needs INSERT, SELECT and UPDATE on the table, and DELETE where the Cleaner runs.
+//
+// # Partitions
+//
+// Where all message ids are UUIDv7s, or all are ULIDs, a table of PostgreSQL can be partitioned by them, see
+// [PartitionedPostgreSQLSchema]: the key is the same and stays unique, and old records go with their partition
+// instead of by DELETE. [Partitions] makes and retires the partitions; [Partitions.Convert] turns a plain table
+// into such a one.
 package inboxsql

@@ -147,3 +147,34 @@ func ExampleTxFromContext_watermillSQL() {
 	}
 	_ = handler
 }
+
+// An inbox partitioned by UUIDv7s, in which a month's records are kept and old ones cost nothing to delete.
+func ExamplePartitions() {
+	var logger watermill.LoggerAdapter = watermill.NopLogger{}
+	db, err := sql.Open("postgres", "postgres://localhost/shop")
+	if err != nil {
+		log.Fatal(err)
+	}
+	partitions, err := inboxsql.NewPartitions(db, inboxsql.PartitionsOptions{
+		IDs: inboxsql.UUIDv7, Retention: 30 * 24 * time.Hour, Logger: logger,
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := partitions.Pass(context.Background()); err != nil { // makes the table and the first partitions
+		log.Fatal(err)
+	}
+	go partitions.Run(context.Background())
+
+	repository, err := inboxsql.NewRepository(db, inboxsql.Options{
+		SchemaAdapter: inboxsql.PartitionedPostgreSQLSchema{IDs: inboxsql.UUIDv7},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	once, err := inbox.NewMiddleware(repository, inbox.Options{Logger: logger})
+	if err != nil {
+		log.Fatal(err)
+	}
+	_ = once
+}

@@ -126,12 +126,16 @@ const postgreSQLSchemaLock = `SELECT pg_advisory_xact_lock(hashtext('watermill-i
 
 // SchemaInitializingQueries implements [SchemaAdapter].
 func (DefaultPostgreSQLSchema) SchemaInitializingQueries(params SchemaInitializingQueriesParams) []Query {
+	return postgreSQLSchemaQueries("postgresql", params.Table)
+}
+
+func postgreSQLSchemaQueries(files string, table Table) []Query {
 	// An index lives in its table's schema and is named without it.
 	rename := strings.NewReplacer(
-		defaultIndex, `"`+params.Table.Name()+indexSuffix+`"`,
-		`"`+defaultTable+`"`, params.Table.Quoted(),
+		defaultIndex, `"`+table.Name()+indexSuffix+`"`,
+		`"`+defaultTable+`"`, table.Quoted(),
 	)
-	return append([]Query{{Query: postgreSQLSchemaLock}}, schemaQueries("postgresql", rename)...)
+	return append([]Query{{Query: postgreSQLSchemaLock}}, schemaQueries(files, rename)...)
 }
 
 // IsBrokenByHandler implements [SchemaAdapter]: the server refused, and not because of its own state.

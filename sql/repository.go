@@ -80,6 +80,11 @@ func (r *Repository) table() Table {
 
 // Claim implements [inbox.Repository].
 func (r *Repository) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
+	if checker, ok := r.schema.(KeyChecker); ok {
+		if err := checker.CheckKey(key); err != nil {
+			return nil, nil, err
+		}
+	}
 	if !r.checked.Load() {
 		if err := r.Check(ctx); err != nil {
 			return nil, nil, err
@@ -88,14 +93,23 @@ func (r *Repository) Claim(ctx context.Context, key inbox.Key) (inbox.Transactio
 	t := &transaction{repository: r, key: key}
 	inserted, err := t.beginAndClaim(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, r.explain(ctx, t.keyParams(), err)
 	}
 	record, err := t.decide(ctx, inserted)
 	if err != nil {
 		_ = t.Rollback() // the error says more
-		return nil, nil, err
+		return nil, nil, r.explain(ctx, t.keyParams(), err)
 	}
 	return t, record, nil
+}
+
+// explain lets the adapter say more about a claim's error. The claim's connection has been given back.
+func (r *Repository) explain(ctx context.Context, params KeyParams, err error) error {
+	explainer, ok := r.schema.(ClaimExplainer)
+	if !ok {
+		return err
+	}
+	return explainer.ExplainClaim(params, err, func(query Query) ([]string, error) { return r.texts(ctx, query) })
 }
 
 // MarkSent implements [inbox.Repository].

@@ -87,28 +87,33 @@ func (r *Repository) Check(ctx context.Context) error {
 	if err := r.find(ctx); err != nil {
 		return fmt.Errorf("inboxsql: cannot check the schema: %w", err)
 	}
-	query := r.schema.CheckQuery(CheckParams{Table: r.table()})
-	rows, err := r.db.QueryContext(ctx, query.Query, query.Args...)
+	problems, err := r.texts(ctx, r.schema.CheckQuery(CheckParams{Table: r.table()}))
 	if err != nil {
 		return fmt.Errorf("inboxsql: cannot check the schema: %w", err)
 	}
-	defer rows.Close()
-	found := &CheckError{Table: r.table().Quoted()}
-	for rows.Next() {
-		var problem string
-		if err := rows.Scan(&problem); err != nil {
-			return fmt.Errorf("inboxsql: cannot check the schema: %w", err)
-		}
-		found.Problems = append(found.Problems, problem)
-	}
-	if err := rows.Err(); err != nil {
-		return fmt.Errorf("inboxsql: cannot check the schema: %w", err)
-	}
-	if len(found.Problems) > 0 {
-		return found
+	if len(problems) > 0 {
+		return &CheckError{Table: r.table().Quoted(), Problems: problems}
 	}
 	r.checked.Store(true)
 	return nil
+}
+
+// texts runs a query on the pool that selects one column of texts.
+func (r *Repository) texts(ctx context.Context, query Query) ([]string, error) {
+	rows, err := r.db.QueryContext(ctx, query.Query, query.Args...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var texts []string
+	for rows.Next() {
+		var text string
+		if err := rows.Scan(&text); err != nil {
+			return nil, err
+		}
+		texts = append(texts, text)
+	}
+	return texts, rows.Err()
 }
 
 // find looks once in which schema the table is.

@@ -66,6 +66,21 @@ type SchemaAdapter interface {
 	SchemaQuery(params CheckParams) Query
 }
 
+// KeyChecker is an optional ability of a [SchemaAdapter]: it does not take every key.
+type KeyChecker interface {
+	// CheckKey runs before any SQL is sent. Its error is the claim's, and matches inbox.ErrInvalidKey for what no
+	// retry mends.
+	CheckKey(key inbox.Key) error
+}
+
+// ClaimExplainer is an optional ability of a [SchemaAdapter]: it knows more about why a claim failed.
+type ClaimExplainer interface {
+	// ExplainClaim returns the error to give in place of the claim's, which it wraps, or the same error. The
+	// transaction has been rolled back. The function runs a query on the pool and returns its single column,
+	// of type text.
+	ExplainClaim(params KeyParams, err error, query func(Query) ([]string, error)) error
+}
+
 // Query is a statement and its arguments.
 type Query struct {
 	Query string

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"time"
 )
 
 const (
@@ -52,6 +53,11 @@ func (t Table) Schema() string { return t.schema }
 
 // In is the table with the schema in which it was found.
 func (t Table) In(schema string) Table { return Table{schema: schema, name: t.name} }
+
+// partition is the partition that begins at the time. The longest name of a table leaves just enough room.
+func (t Table) partition(at time.Time) Table {
+	return Table{schema: t.schema, name: t.name + "_p" + at.UTC().Format("20060102t150405")}
+}
 
 // Quoted is the name to write into SQL text.
 func (t Table) Quoted() string {

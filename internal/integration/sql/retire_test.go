@@ -1,0 +1,591 @@
+package sql_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	inbox "github.com/devmappa/watermill-inbox"
+	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
+	inboxsql "github.com/devmappa/watermill-inbox/sql"
+)
+
+// expiring makes a table with a partition "expired" that a pass retires, and lets the partitions be made again.
+func expiring(t testing.TB, driver string) (*testdb.Database, *inboxsql.Partitions) {
+	t.Helper()
+	db := testdb.PostgreSQL(t, driver)
+	partitions := db.Partitioned(t, inboxsql.PartitionsOptions{})
+	makePartition(t, db, "expired", daysAgo(9), daysAgo(8))
+	return db, partitions
+}
+
+// old is an id of the partition "expired".
+func old(n int) string { return testdb.ID(inboxsql.UUIDv7, daysAgo(9).Add(time.Hour), n) }
+
+// young is an id of the present.
+func young(n int) string { return testdb.ID(inboxsql.UUIDv7, present, n) }
+
+var present = time.Now()
+
+func TestPartitionsAreRetired(t *testing.T) {
+	t.Parallel()
+	drivers(t, func(t *testing.T, driver string) {
+		db, partitions := expiring(t, driver)
+		db.SetMaxOpenConns(1)
+		repository := db.Repository(t, inboxsql.Options{})
+		wantClaim(t, repository, old(1), true)
+		wantClaim(t, repository, young(1), true)
+		if done := pass(t, partitions); !slices.Equal(done.Retired, []string{"expired"}) || len(done.Created)+len(done.Blocked) != 0 {
+			t.Errorf("the pass says %+v", done)
+		}
+		if exists(t, db, "expired") {
+			t.Error("the partition is still there")
+		}
+		wantRefused(t, repository, old(1), inbox.ErrTooOld)
+		if got := db.Count(t, `SELECT count(*) FROM watermill_inbox`); got != 1 {
+			t.Errorf("%d records", got)
+		}
+		// What was dropped is not made again by a longer retention: its messages would be new.
+		longer, err := inboxsql.NewPartitions(db.DB, inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: 20 * 24 * time.Hour, Ahead: 24 * time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if done := pass(t, longer); len(done.Created) != 0 {
+			t.Errorf("a longer retention made %v", done.Created)
+		}
+		wantRefused(t, repository, old(1), inbox.ErrTooOld)
+	})
+}
+
+// Unsent messages keep their partition, and no other one; the window moves on all the same.
+func TestUnsentMessagesBlockTheirPartition(t *testing.T) {
+	t.Parallel()
+	drivers(t, func(t *testing.T, driver string) {
+		db, partitions := expiring(t, driver)
+		makePartition(t, db, "later", daysAgo(5), daysAgo(4))
+		repository := db.Repository(t, inboxsql.Options{})
+		for n := range 3 {
+			makeRecord(t, db, old(n), []byte("stored"))
+		}
+		db.MustExec(t, `UPDATE watermill_inbox SET dispatched_at = now(), produced = NULL WHERE message_id = $1`, old(0))
+		for range 2 { // it is reported each time
+			done := pass(t, partitions)
+			if !slices.Equal(done.Blocked, []inboxsql.BlockedPartition{{Partition: "expired", Unsent: 2}}) {
+				t.Errorf("the pass says %+v", done)
+			}
+		}
+		if exists(t, db, "later") {
+			t.Error("the other partition is still there")
+		}
+		wantClaim(t, repository, old(1), false)
+		wantClaim(t, repository, old(3), true)
+		// Between the blocked partition and the window: it was there, and is too old.
+		wantRefused(t, repository, testdb.ID(inboxsql.UUIDv7, daysAgo(5), 1), inbox.ErrTooOld)
+		longer, err := inboxsql.NewPartitions(db.DB, inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: 20 * 24 * time.Hour, Ahead: 24 * time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if done := pass(t, longer); len(done.Created)+len(done.Retired)+len(done.Blocked) != 0 {
+			t.Errorf("with a longer retention the pass says %+v", done)
+		}
+		wantRefused(t, repository, testdb.ID(inboxsql.UUIDv7, daysAgo(5), 1), inbox.ErrTooOld)
+		if err := repository.MarkSent(context.Background(), []inbox.Key{{Consumer: "c", MessageID: old(1)}, {Consumer: "c", MessageID: old(2)}}); err != nil {
+			t.Fatal(err)
+		}
+		if done := pass(t, partitions); !slices.Equal(done.Retired, []string{"expired"}) {
+			t.Errorf("the pass says %+v", done)
+		}
+	})
+}
+
+// A handler that was open while its partition was looked at stores messages: the partition is detached by then,
+// and comes back.
+func TestAHandlerStoresWhileItsPartitionIsRetired(t *testing.T) {
+	t.Parallel()
+	drivers(t, func(t *testing.T, driver string) {
+		db, partitions := expiring(t, driver)
+		repository := db.Repository(t, inboxsql.Options{})
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		key := inbox.Key{Consumer: "c", MessageID: old(1)}
+		handler, _, err := repository.Claim(ctx, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := handler.Store(ctx, []byte("stored")); err != nil {
+			t.Fatal(err)
+		}
+		done := passing(ctx, partitions)
+		awaitPending(t, db, "expired")
+		if err := handler.Commit(ctx); err != nil {
+			t.Fatal(err)
+		}
+		result := <-done
+		if result.err != nil || !slices.Equal(result.Blocked, []inboxsql.BlockedPartition{{Partition: "expired", Unsent: 1}}) {
+			t.Fatalf("the pass says %+v", result)
+		}
+		duplicate, record, err := repository.Claim(ctx, key)
+		if err != nil || record == nil || string(record.Produced) != "stored" {
+			t.Fatalf("the record is %+v, %v", record, err)
+		}
+		if err := duplicate.Rollback(); err != nil {
+			t.Fatal(err)
+		}
+		if err := repository.MarkSent(ctx, []inbox.Key{key}); err != nil {
+			t.Fatal(err)
+		}
+		if done := pass(t, partitions); !slices.Equal(done.Retired, []string{"expired"}) {
+			t.Errorf("the next pass says %+v", done)
+		}
+	})
+}
+
+// A handler in a partition that is being detached cannot store any more. It has not run, and its message is too
+// old from then on.
+func TestAHandlerStoresTooLate(t *testing.T) {
+	t.Parallel()
+	db, partitions := expiring(t, "postgres")
+	var done <-chan passResult
+	handle := wrap(t, db.Repository(t, inboxsql.Options{}), inbox.Options{}, func(msg *message.Message) error {
+		done = passing(msg.Context(), partitions)
+		awaitPending(t, db, "expired")
+		return db.Write(msg.Context(), msg.UUID)
+	})
+	if _, err := handle(newMessage(old(1))); err != nil {
+		t.Fatal(err) // it stores nothing, so it is committed
+	}
+	if result := <-done; result.err != nil || !slices.Equal(result.Retired, []string{"expired"}) {
+		t.Fatalf("the pass says %+v", result)
+	}
+	if _, err := handle(newMessage(old(1))); !errors.Is(err, inbox.ErrTooOld) {
+		t.Fatalf("the error is %v", err)
+	}
+	if got, err := db.Effects(context.Background()); err != nil || len(got) != 1 {
+		t.Fatalf("effects %v, %v", got, err)
+	}
+}
+
+type passResult struct {
+	inboxsql.PartitionsPass
+	err error
+}
+
+func passing(ctx context.Context, partitions *inboxsql.Partitions) <-chan passResult {
+	done := make(chan passResult, 1)
+	go func() {
+		pass, err := partitions.Pass(context.WithoutCancel(ctx))
+		done <- passResult{pass, err}
+	}()
+	return done
+}
+
+// awaitPending waits until the partition's detachment waits for open transactions.
+func awaitPending(t testing.TB, db *testdb.Database, partition string) {
+	t.Helper()
+	eventually(t, "the detachment is pending", func() bool { return pending(t, db, partition) })
+}
+
+func pending(t testing.TB, db *testdb.Database, partition string) bool {
+	t.Helper()
+	return db.Count(t, `SELECT count(*) FROM pg_inherits WHERE inhrelid = to_regclass($1) AND inhdetachpending`, partition) == 1
+}
+
+// detacher is the server process that waits in DETACH or FINALIZE.
+func detacher(t testing.TB, db *testdb.Database) (pid int) {
+	t.Helper()
+	err := db.QueryRow(`SELECT coalesce(max(pid), 0) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'ALTER TABLE "' || current_schema() || '".% DETACH PARTITION %'`).Scan(&pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
+// Beside open handlers, also one in the partition that is retired, partitions are made, detached and dropped, and no
+// claim waits for that.
+func TestClaimsDoNotWaitForPartitions(t *testing.T) {
+	t.Parallel()
+	drivers(t, func(t *testing.T, driver string) {
+		db, _ := expiring(t, driver)
+		repository := db.Repository(t, inboxsql.Options{})
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		var handlers []inbox.Transaction
+		for _, id := range []string{old(1), young(1)} {
+			handler, _, err := repository.Claim(ctx, inbox.Key{Consumer: "c", MessageID: id})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = handler.Rollback() }()
+			handlers = append(handlers, handler)
+		}
+		further, err := inboxsql.NewPartitions(db.DB, inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: 24 * time.Hour, Ahead: 10 * 24 * time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := passing(ctx, further)
+		claimed := 0
+		for ; claimed < 100 || !pending(t, db, "expired"); claimed++ {
+			wantClaim(t, repository, young(10+claimed), true)
+			wantClaim(t, repository, young(10+claimed), false)
+		}
+		if got := partitionsOf(t, db); got != 3+9+1 {
+			t.Errorf("%d partitions while the detachment is pending, want the new ones to be there", got)
+		}
+		for range 100 {
+			wantClaim(t, repository, young(10+claimed), true)
+			claimed++
+		}
+		select {
+		case result := <-done:
+			t.Fatalf("the pass did not wait for the open handlers: %+v", result)
+		default:
+		}
+		for _, handler := range handlers {
+			if err := handler.Commit(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if result := <-done; result.err != nil || !slices.Equal(result.Retired, []string{"expired"}) || len(result.Created) != 9 {
+			t.Errorf("the pass says %+v", result)
+		}
+	})
+}
+
+// A pass that is killed leaves the rest to the next one, wherever it was.
+func TestAKilledPassIsTakenUp(t *testing.T) {
+	t.Parallel()
+	mark := func(t *testing.T, db *testdb.Database) {
+		db.MustExec(t, `DO $$ BEGIN EXECUTE format('COMMENT ON TABLE expired IS %L', format('watermill-inbox: retired partition "%s"."%s" of "%s"."%s" ', current_schema(), 'expired', current_schema(), 'watermill_inbox') ||
+			(SELECT pg_get_expr(relpartbound, oid) FROM pg_class WHERE oid = 'expired'::regclass)); END $$`)
+	}
+	detach := func(t *testing.T, db *testdb.Database) {
+		db.MustExec(t, `ALTER TABLE watermill_inbox DETACH PARTITION expired CONCURRENTLY`)
+	}
+	for name, c := range map[string]struct {
+		until func(t *testing.T, db *testdb.Database)
+		want  inboxsql.PartitionsPass
+		there bool
+	}{
+		"after the mark":  {mark, inboxsql.PartitionsPass{Retired: []string{"expired"}}, false},
+		"before the drop": {func(t *testing.T, db *testdb.Database) { mark(t, db); detach(t, db) }, inboxsql.PartitionsPass{Retired: []string{"expired"}}, false},
+		"before the return": {func(t *testing.T, db *testdb.Database) {
+			mark(t, db)
+			makeRecord(t, db, old(1), []byte("stored"))
+			detach(t, db)
+		},
+			inboxsql.PartitionsPass{Blocked: []inboxsql.BlockedPartition{{Partition: "expired", Unsent: 1}}}, true},
+		"after the return": {func(t *testing.T, db *testdb.Database) { mark(t, db); makeRecord(t, db, old(1), []byte("stored")) },
+			inboxsql.PartitionsPass{Blocked: []inboxsql.BlockedPartition{{Partition: "expired", Unsent: 1}}}, true},
+		"detached by somebody else": {detach, inboxsql.PartitionsPass{}, true},
+		"detached, and renamed to be kept": {func(t *testing.T, db *testdb.Database) {
+			mark(t, db)
+			detach(t, db)
+			db.MustExec(t, `ALTER TABLE expired RENAME TO kept`)
+		}, inboxsql.PartitionsPass{}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db, partitions := expiring(t, "postgres")
+			c.until(t, db)
+			done := pass(t, partitions)
+			if !slices.Equal(done.Retired, c.want.Retired) || !slices.Equal(done.Blocked, c.want.Blocked) {
+				t.Errorf("the pass says %+v, want %+v", done, c.want)
+			}
+			if got := exists(t, db, "expired"); got != c.there {
+				t.Errorf("the table is there: %v", got)
+			}
+			if strings.Contains(name, "renamed") && !exists(t, db, "kept") {
+				t.Error("the renamed table was dropped")
+			}
+			if done := pass(t, partitions); len(done.Created)+len(done.Retired) != 0 {
+				t.Errorf("the pass after it says %+v", done)
+			}
+		})
+	}
+}
+
+func TestAPassKilledInDetach(t *testing.T) {
+	t.Parallel()
+	for name, interrupt := range map[string]func(t *testing.T, db *testdb.Database, cancel func()){
+		"its server process": func(t *testing.T, db *testdb.Database, _ func()) {
+			db.MustExec(t, `SELECT pg_terminate_backend($1)`, detacher(t, db))
+		},
+		"its context": func(_ *testing.T, _ *testdb.Database, cancel func()) { cancel() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db, partitions := expiring(t, "postgres")
+			repository := db.Repository(t, inboxsql.Options{})
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			handler, _, err := repository.Claim(ctx, inbox.Key{Consumer: "c", MessageID: old(1)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = handler.Rollback() }()
+			killable, kill := context.WithCancel(ctx)
+			defer kill()
+			failed := make(chan error, 1)
+			go func() {
+				_, err := partitions.Pass(killable)
+				failed <- err
+			}()
+			awaitPending(t, db, "expired")
+			interrupt(t, db, kill)
+			if err := <-failed; err == nil {
+				t.Fatal("the killed pass reports no error")
+			}
+			if !pending(t, db, "expired") {
+				t.Fatal("the detachment is not pending any more")
+			}
+			// The window has moved on, and claims go on.
+			wantRefused(t, repository, old(2), inbox.ErrTooOld)
+			wantClaim(t, repository, young(1), true)
+			done := passing(ctx, partitions)
+			eventually(t, "the next pass waits for the handler", func() bool { return detacher(t, db) != 0 })
+			wantClaim(t, repository, young(2), true)
+			if err := handler.Commit(ctx); err != nil {
+				t.Fatal(err)
+			}
+			if result := <-done; result.err != nil || !slices.Equal(result.Retired, []string{"expired"}) {
+				t.Fatalf("the next pass says %+v", result)
+			}
+		})
+	}
+}
+
+// Many instances at once make each partition once, and retire each once. One of them finishes what another one is
+// still waiting for.
+func TestPartitionsInManyInstancesAtOnce(t *testing.T) {
+	t.Parallel()
+	db, _ := expiring(t, "postgres")
+	makePartition(t, db, "expired2", daysAgo(8), daysAgo(7))
+	makePartition(t, db, "blocked", daysAgo(7), daysAgo(6))
+	makeRecord(t, db, testdb.ID(inboxsql.UUIDv7, daysAgo(7), 1), []byte("stored"))
+	repository := db.Repository(t, inboxsql.Options{})
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	handler, _, err := repository.Claim(ctx, inbox.Key{Consumer: "c", MessageID: old(1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = handler.Rollback() }()
+	var results []<-chan passResult
+	for range 4 {
+		partitions, err := inboxsql.NewPartitions(db.Open(t), inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: 24 * time.Hour, Ahead: 4 * 24 * time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		results = append(results, passing(ctx, partitions))
+	}
+	awaitPending(t, db, "expired")
+	wantClaim(t, repository, young(1), true)
+	if err := handler.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var created, retired []string
+	for _, done := range results {
+		result := <-done
+		if result.err != nil {
+			t.Logf("one pass says: %v", result.err)
+		}
+		created, retired = append(created, result.Created...), append(retired, result.Retired...)
+	}
+	partitions, err := inboxsql.NewPartitions(db.DB, inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: 24 * time.Hour, Ahead: 4 * 24 * time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := pass(t, partitions)
+	created, retired = append(created, last.Created...), append(retired, last.Retired...)
+	slices.Sort(created)
+	slices.Sort(retired)
+	if len(created) != 3 || len(slices.Compact(slices.Clone(created))) != 3 {
+		t.Errorf("created were %v, want the three days each once", created)
+	}
+	if !slices.Equal(retired, []string{"expired", "expired2"}) {
+		t.Errorf("retired were %v, want each once", retired)
+	}
+	if !slices.Equal(last.Blocked, []inboxsql.BlockedPartition{{Partition: "blocked", Unsent: 1}}) {
+		t.Errorf("blocked are %+v", last.Blocked)
+	}
+	if exists(t, db, "expired") || exists(t, db, "expired2") {
+		t.Error("a partition is still there")
+	}
+	wantClaim(t, repository, young(1), false)
+}
+
+// Copies of old and young messages race passes that attach, detach and drop the partition of the old ones. Each
+// message has its effect once or, if old, is refused; no young one is refused.
+func TestClaimsRacePartitions(t *testing.T) {
+	t.Parallel()
+	drivers(t, func(t *testing.T, driver string) {
+		db, partitions := expiring(t, driver)
+		db.SetMaxOpenConns(12)
+		handle := wrap(t, db.Repository(t, inboxsql.Options{}), inbox.Options{}, func(msg *message.Message) error {
+			return db.Write(msg.Context(), msg.UUID)
+		})
+		const rounds, messages, copies = 5, 20, 4
+		var refused atomic.Int32
+		for round := range rounds {
+			// What is retired never comes back for the ids of the round before: a partition per round.
+			from := daysAgo(20 - 2*round)
+			name := fmt.Sprint("round", round)
+			start := make(chan struct{})
+			var group sync.WaitGroup
+			group.Add(1)
+			go func() {
+				defer group.Done()
+				<-start
+				makePartition(t, db, name, from, from.AddDate(0, 0, 1))
+				if _, err := partitions.Pass(context.Background()); err != nil {
+					t.Error(err)
+				}
+			}()
+			for worker := range copies {
+				group.Add(1)
+				go func() {
+					defer group.Done()
+					<-start
+					for n := range messages {
+						n := (n + worker*messages/copies) % messages
+						if _, err := handle(newMessage(testdb.ID(inboxsql.UUIDv7, from, n))); err != nil {
+							if !errors.Is(err, inbox.ErrTooOld) && !errors.Is(err, inboxsql.ErrNoPartition) {
+								t.Errorf("an old message: %v", err)
+							}
+							refused.Add(1)
+						}
+						if _, err := handle(newMessage(testdb.ID(inboxsql.UUIDv7, today(), round*messages+n))); err != nil {
+							t.Errorf("a young message: %v", err)
+						}
+					}
+				}()
+			}
+			close(start)
+			group.Wait()
+			if exists(t, db, name) {
+				t.Errorf("%s is still there", name)
+			}
+		}
+		effects, err := db.Effects(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		slices.Sort(effects)
+		if once := slices.Compact(slices.Clone(effects)); len(once) != len(effects) {
+			t.Errorf("%d effects of %d messages", len(effects), len(once))
+		}
+		if got := db.Count(t, `SELECT count(*) FROM effects WHERE effect COLLATE "C" >= $1`, inboxsql.UUIDv7.Bound(today())); got != rounds*messages {
+			t.Errorf("%d effects of young messages, want %d", got, rounds*messages)
+		}
+		t.Logf("%d claims of old messages were refused, %d had an effect", refused.Load(), len(effects)-rounds*messages)
+	})
+}
+
+// A table that has the name of a partition to be made may hold its records: nothing is made in its place, and the
+// error says so. The other partitions are made.
+func TestATableInTheWayIsNotReplaced(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQL(t, "postgres")
+	partitions := db.Partitioned(t, inboxsql.PartitionsOptions{Ahead: 3 * 24 * time.Hour})
+	repository := db.Repository(t, inboxsql.Options{})
+	id := testdb.ID(inboxsql.UUIDv7, daysAgo(-1), 1)
+	wantClaim(t, repository, id, true)
+	name := "watermill_inbox_p" + daysAgo(-1).Format("20060102t150405")
+	db.MustExec(t, `ALTER TABLE watermill_inbox DETACH PARTITION `+name)
+	db.MustExec(t, `DROP TABLE watermill_inbox_p`+daysAgo(-2).Format("20060102t150405"))
+	done, err := partitions.Pass(context.Background())
+	if err == nil || !strings.Contains(err.Error(), name) || len(done.Created) != 1 {
+		t.Fatalf("the pass says %+v, %v", done, err)
+	}
+	if done.Left > 2*24*time.Hour {
+		t.Errorf("left are %s, want the time up to the hole", done.Left)
+	}
+	wantRefused(t, repository, id, inboxsql.ErrNoPartition)
+}
+
+// A pass needs the table's owner and nothing more, and what another owner's pass makes is the owner's.
+func TestPartitionsOfTheOwner(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQL(t, "postgres")
+	role := "role_" + testdb.RandomName()
+	var schema string
+	if err := db.QueryRow(`SELECT current_schema()`).Scan(&schema); err != nil {
+		t.Fatal(err)
+	}
+	db.MustExec(t, `CREATE ROLE `+role+` LOGIN`)
+	t.Cleanup(func() { db.MustExec(t, `DROP OWNED BY `+role+` CASCADE; DROP ROLE `+role) })
+	db.MustExec(t, `GRANT USAGE, CREATE ON SCHEMA `+schema+` TO `+role)
+	asRole := *db
+	asRole.URL = strings.Replace(db.URL, "postgres://postgres@", "postgres://"+role+"@", 1)
+	asRole.DB = asRole.Open(t)
+	partitions := asRole.Partitioned(t, inboxsql.PartitionsOptions{})
+	further, err := inboxsql.NewPartitions(db.DB, inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: 24 * time.Hour, Ahead: 10 * 24 * time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if done := pass(t, further); len(done.Created) == 0 {
+		t.Fatalf("the superuser's pass says %+v", done)
+	}
+	if got := db.Count(t, `SELECT count(*) FROM pg_inherits JOIN pg_class ON oid = inhrelid WHERE inhparent = 'watermill_inbox'::regclass AND relowner <> $1::regrole`, role); got != 0 {
+		t.Errorf("%d partitions are somebody else's", got)
+	}
+	makePartition(t, db, "expired", daysAgo(9), daysAgo(8))
+	db.MustExec(t, `ALTER TABLE expired OWNER TO `+role)
+	if done := pass(t, partitions); !slices.Equal(done.Retired, []string{"expired"}) {
+		t.Errorf("the owner's pass says %+v", done)
+	}
+}
+
+// Run makes a pass at once, reports a failed one and goes on.
+func TestPartitionsRun(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQL(t, "postgres")
+	partitions, err := inboxsql.NewPartitions(db.DB, inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: 24 * time.Hour, Ahead: time.Hour, Interval: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	stopped := make(chan error, 1)
+	go func() { stopped <- partitions.Run(ctx) }()
+	eventually(t, "the table is made", func() bool { return exists(t, db, "watermill_inbox") && partitionsOf(t, db) >= 2 })
+	makePartition(t, db, "expired", daysAgo(9), daysAgo(8))
+	eventually(t, "the partition is dropped", func() bool { return !exists(t, db, "expired") })
+	cancel()
+	if err := <-stopped; !errors.Is(err, context.Canceled) {
+		t.Errorf("Run returned %v", err)
+	}
+}
+
+// Through a pooler in transaction mode nothing of a session is relied upon.
+func TestPartitionsBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	bouncer := pooler(t, 2)
+	db := testdb.PostgreSQL(t, "postgres")
+	var schema string
+	if err := db.QueryRow(`SELECT current_schema()`).Scan(&schema); err != nil {
+		t.Fatal(err)
+	}
+	db.Partitioned(t, inboxsql.PartitionsOptions{})
+	makePartition(t, db, "expired", daysAgo(9), daysAgo(8))
+	pool, err := sql.Open("postgres", bouncer.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = pool.Close() })
+	partitions, err := inboxsql.NewPartitions(pool, inboxsql.PartitionsOptions{Table: schema + ".watermill_inbox", IDs: inboxsql.UUIDv7, Retention: 24 * time.Hour, Ahead: 10 * 24 * time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if done := pass(t, partitions); len(done.Created) != 9 || !slices.Equal(done.Retired, []string{"expired"}) {
+		t.Errorf("the pass says %+v", done)
+	}
+}
