@@ -17,14 +17,17 @@ import (
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
 )
 
-// schema has the SQL text.
-var schema = inboxsql.DefaultPostgreSQLSchema{}
-
 // Options of the repository.
 type Options struct {
 	// Table is the table's name, with or without its schema: letters, digits, underscores and one dot.
 	// Default: "watermill_inbox".
 	Table string
+
+	// IDs says that the table is partitioned by message ids of this kind, see inboxsql.PartitionedPostgreSQLSchema:
+	// other ids are refused, and messages older than its partitions. Inboxsql.Partitions, which makes and retires
+	// them, runs on stdlib.OpenDBFromPool(pool) of github.com/jackc/pgx/v5/stdlib.
+	// Default: a plain table.
+	IDs inboxsql.IDKind
 
 	// TxOptions are used to open each transaction. AccessMode pgx.ReadOnly is refused. Under
 	// pgx.RepeatableRead and pgx.Serializable a copy that waited for the first gets an error and is a
@@ -36,6 +39,7 @@ type Options struct {
 // Repository is an [inbox.Repository] on a pgxpool. All its methods may be called by many goroutines.
 type Repository struct {
 	pool      *pgxpool.Pool
+	schema    inboxsql.SchemaAdapter         // has the SQL text
 	named     inboxsql.Table                 // as in the options
 	found     atomic.Pointer[inboxsql.Table] // with the schema in which Check found it
 	txOptions pgx.TxOptions
@@ -57,7 +61,11 @@ func NewRepository(pool *pgxpool.Pool, options Options) (*Repository, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Repository{pool: pool, named: table, txOptions: options.TxOptions}, nil
+	r := &Repository{pool: pool, schema: inboxsql.DefaultPostgreSQLSchema{}, named: table, txOptions: options.TxOptions}
+	if options.IDs != 0 {
+		r.schema = inboxsql.PartitionedPostgreSQLSchema{IDs: options.IDs}
+	}
+	return r, nil
 }
 
 // table is the table with its schema, once Check has found it.
@@ -74,6 +82,11 @@ const claimTries = 3
 
 // Claim implements [inbox.Repository].
 func (r *Repository) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
+	if checker, ok := r.schema.(inboxsql.KeyChecker); ok {
+		if err := checker.CheckKey(key); err != nil {
+			return nil, nil, err
+		}
+	}
 	if !r.checked.Load() {
 		if err := r.Check(ctx); err != nil {
 			return nil, nil, err
@@ -99,9 +112,22 @@ func (r *Repository) Claim(ctx context.Context, key inbox.Key) (inbox.Transactio
 		lost := conn.Conn().IsClosed()
 		_ = t.Rollback() // the claim's error says more
 		if !lost || ctx.Err() != nil || try == claimTries {
-			return nil, nil, err
+			return nil, nil, r.explain(ctx, t.keyParams(), err)
 		}
 	}
+}
+
+// explain lets the adapter say more about a claim's error. The claim's connection has been given back.
+func (r *Repository) explain(ctx context.Context, params inboxsql.KeyParams, err error) error {
+	explainer, ok := r.schema.(inboxsql.ClaimExplainer)
+	if !ok {
+		return err
+	}
+	return explainer.ExplainClaim(params, err, func(query inboxsql.Query) (texts []string, err error) {
+		var text string
+		err = r.read(ctx, query, []any{&text}, func() { texts = append(texts, text) })
+		return texts, err
+	})
 }
 
 // MarkSent implements [inbox.Repository].
@@ -113,7 +139,7 @@ func (r *Repository) MarkSent(ctx context.Context, keys []inbox.Key) error {
 	slices.SortFunc(keys, func(a, b inbox.Key) int {
 		return cmp.Or(strings.Compare(a.Consumer, b.Consumer), strings.Compare(a.MessageID, b.MessageID))
 	})
-	query := schema.MarkSentQuery(inboxsql.MarkSentParams{Table: r.table(), Keys: keys})
+	query := r.schema.MarkSentQuery(inboxsql.MarkSentParams{Table: r.table(), Keys: keys})
 	if _, err := r.pool.Exec(ctx, query.Query); err != nil {
 		return fmt.Errorf("inboxpgx: cannot mark stored messages as sent: %w", err)
 	}
@@ -122,7 +148,7 @@ func (r *Repository) MarkSent(ctx context.Context, keys []inbox.Key) error {
 
 // DeleteProcessed implements [inbox.Repository].
 func (r *Repository) DeleteProcessed(ctx context.Context, age time.Duration, limit int) (int, error) {
-	query := schema.DeleteProcessedQuery(inboxsql.DeleteProcessedParams{Table: r.table(), Age: age, Limit: limit})
+	query := r.schema.DeleteProcessedQuery(inboxsql.DeleteProcessedParams{Table: r.table(), Age: age, Limit: limit})
 	tag, err := r.pool.Exec(ctx, query.Query)
 	if err != nil {
 		return 0, fmt.Errorf("inboxpgx: cannot delete processed records: %w", err)
@@ -133,7 +159,7 @@ func (r *Repository) DeleteProcessed(ctx context.Context, age time.Duration, lim
 // CountUnsent implements [inbox.Repository].
 func (r *Repository) CountUnsent(ctx context.Context, age time.Duration) (int, error) {
 	var count int
-	query := schema.CountUnsentQuery(inboxsql.CountUnsentParams{Table: r.table(), Age: age})
+	query := r.schema.CountUnsentQuery(inboxsql.CountUnsentParams{Table: r.table(), Age: age})
 	err := r.read(ctx, query, []any{&count}, func() {})
 	if err != nil {
 		return 0, fmt.Errorf("inboxpgx: cannot count unsent records: %w", err)
@@ -148,7 +174,7 @@ func (r *Repository) ListUnsent(ctx context.Context, age time.Duration, after in
 		processedAt int64
 		produced    []byte
 	)
-	query := schema.ListUnsentQuery(inboxsql.ListUnsentParams{Table: r.table(), Age: age, After: after, Limit: limit})
+	query := r.schema.ListUnsentQuery(inboxsql.ListUnsentParams{Table: r.table(), Age: age, After: after, Limit: limit})
 	err := r.read(ctx, query, []any{&key.Consumer, &key.MessageID, &processedAt, &produced}, func() {
 		each(key, inbox.Record{ProcessedAt: time.UnixMicro(processedAt), Produced: produced})
 	})

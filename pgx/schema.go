@@ -17,7 +17,7 @@ func (r *Repository) InitializeSchema(ctx context.Context) error {
 		return nil
 	}
 	err := pgx.BeginFunc(ctx, r.pool, func(tx pgx.Tx) error {
-		for _, query := range schema.SchemaInitializingQueries(inboxsql.SchemaInitializingQueriesParams{Table: r.table()}) {
+		for _, query := range r.schema.SchemaInitializingQueries(inboxsql.SchemaInitializingQueriesParams{Table: r.table()}) {
 			if _, err := tx.Exec(ctx, query.Query); err != nil {
 				return err
 			}
@@ -42,7 +42,7 @@ func (r *Repository) Check(ctx context.Context) error {
 	}
 	found := &inboxsql.CheckError{Table: r.table().Quoted()}
 	var problem string
-	err := r.read(ctx, schema.CheckQuery(inboxsql.CheckParams{Table: r.table()}), []any{&problem}, func() {
+	err := r.read(ctx, r.schema.CheckQuery(inboxsql.CheckParams{Table: r.table()}), []any{&problem}, func() {
 		found.Problems = append(found.Problems, problem)
 	})
 	if err != nil {
@@ -61,7 +61,7 @@ func (r *Repository) find(ctx context.Context) error {
 		return nil
 	}
 	var name string
-	return r.read(ctx, schema.SchemaQuery(inboxsql.CheckParams{Table: r.named}), []any{&name}, func() {
+	return r.read(ctx, r.schema.SchemaQuery(inboxsql.CheckParams{Table: r.named}), []any{&name}, func() {
 		table := r.named.In(name)
 		r.found.Store(&table)
 	})

@@ -58,7 +58,7 @@ func newTransaction(ctx context.Context, r *Repository, pooled *pgxpool.Conn, ke
 
 // claim begins and claims the key, or returns the record of the one who did before.
 func (t *transaction) claim(ctx context.Context) (*inbox.Record, error) {
-	claim := schema.ClaimQuery(t.keyParams()).Query
+	claim := t.repository.schema.ClaimQuery(t.keyParams()).Query
 	tag, err := t.begin(ctx, claim)
 	// Twice, since a cleaner may delete the record between the claim and the look at it.
 	for try := 1; ; try++ {
@@ -106,7 +106,7 @@ func (t *transaction) record(ctx context.Context) (*inbox.Record, error) {
 		processedAt int64
 		produced    []byte
 	)
-	query := schema.RecordQuery(t.keyParams())
+	query := t.repository.schema.RecordQuery(t.keyParams())
 	err := read(ctx, t.guard.conn, query, []any{&processedAt, &produced}, func() {
 		record = &inbox.Record{ProcessedAt: time.UnixMicro(processedAt), Produced: produced}
 	})
@@ -135,13 +135,13 @@ func (t *transaction) kill() {
 // Store implements [inbox.Transaction].
 func (t *transaction) Store(ctx context.Context, produced []byte) error {
 	if err := t.guard.enter(); err != nil {
-		return broken(err, schema.IsTransactionOver)
+		return broken(err, t.repository.schema.IsTransactionOver)
 	}
 	defer t.guard.leave()
-	query := schema.StoreQuery(inboxsql.StoreParams{KeyParams: t.keyParams(), Produced: produced})
+	query := t.repository.schema.StoreQuery(inboxsql.StoreParams{KeyParams: t.keyParams(), Produced: produced})
 	tag, err := t.tx.Exec(ctx, query.Query)
 	if err != nil {
-		return broken(err, schema.IsTransactionOver)
+		return broken(err, t.repository.schema.IsTransactionOver)
 	}
 	if tag.RowsAffected() != 1 {
 		return fmt.Errorf("%w: the claim is gone from it", inbox.ErrTransactionBroken)
@@ -151,8 +151,10 @@ func (t *transaction) Store(ctx context.Context, produced []byte) error {
 
 // Commit implements [inbox.Transaction].
 func (t *transaction) Commit(ctx context.Context) error {
-	err := t.end(func() error { return t.tx.Commit(ctx) })
-	return broken(err, schema.IsBrokenByHandler)
+	if err := t.end(func() error { return t.tx.Commit(ctx) }); err != nil {
+		return broken(err, t.repository.schema.IsBrokenByHandler)
+	}
+	return nil
 }
 
 // Rollback implements [inbox.Transaction]. There is nothing to do when the transaction has been killed. It
@@ -200,9 +202,6 @@ func (t *transaction) end(step func() error) error {
 // broken tells the handler's faults from the server's. Nobody but the handler closes the transaction before
 // its end.
 func broken(err error, byHandler func(error) bool) error {
-	if err == nil {
-		return nil
-	}
 	is := func(fault error) bool { return errors.Is(err, fault) }
 	if slices.ContainsFunc([]error{pgx.ErrTxClosed, pgx.ErrTxCommitRollback, errInUse, errUnread}, is) || byHandler(err) {
 		return fmt.Errorf("%w: %w", inbox.ErrTransactionBroken, err)
