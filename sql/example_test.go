@@ -178,3 +178,14 @@ func ExamplePartitions() {
 	}
 	_ = once
 }
+
+// A plain table becomes a partitioned one while services claim in it. Afterwards they are rolled over to
+// PartitionedPostgreSQLSchema, and Partitions runs.
+func ExamplePartitions_Convert() {
+	var partitions *inboxsql.Partitions
+	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
+	defer cancel()
+	if err := partitions.Convert(ctx); err != nil {
+		log.Fatal(err) // the plain table is as it was; or, when the hour is over, call it again
+	}
+}
