@@ -121,6 +121,36 @@ func TestConvertUnderLoad(t *testing.T) {
 	})
 }
 
+// A handler that stays open keeps the conversion waiting, and other claims for a moment at a time.
+func TestConvertBesideAnOpenHandler(t *testing.T) {
+	t.Parallel()
+	drivers(t, func(t *testing.T, driver string) {
+		db := testdb.PostgreSQL(t, driver)
+		repository := db.Repository(t, inboxsql.Options{})
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		handler, _, err := repository.Claim(ctx, inbox.Key{Consumer: "c", MessageID: young(1)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = handler.Rollback() }()
+		converted := make(chan error, 1)
+		go func() { converted <- newPartitions(t, db).Convert(ctx) }()
+		waiting := `SELECT count(*) FROM pg_locks WHERE relation = 'watermill_inbox'::regclass AND mode = 'AccessExclusiveLock' AND NOT granted`
+		for try := range 3 {
+			eventually(t, "the conversion waits", func() bool { return db.Count(t, waiting) == 1 })
+			wantClaim(t, repository, young(2+try), true)
+		}
+		if err := handler.Commit(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-converted; err != nil {
+			t.Fatal(err)
+		}
+		wantClaim(t, repository, young(1), false)
+	})
+}
+
 // Interrupted anywhere, again and again, it goes on.
 func TestConvertInterrupted(t *testing.T) {
 	t.Parallel()

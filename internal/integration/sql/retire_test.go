@@ -149,31 +149,50 @@ func TestAHandlerStoresWhileItsPartitionIsRetired(t *testing.T) {
 	})
 }
 
-// A handler in a partition that is being detached cannot store any more. It has not run, and its message is too
-// old from then on.
-func TestAHandlerStoresTooLate(t *testing.T) {
+// A handler that is open in a partition while that is detached can commit, but store no more. Its message is too old
+// from then on.
+func TestAHandlerIsOpenWhileItsPartitionIsRetired(t *testing.T) {
 	t.Parallel()
-	db, partitions := expiring(t, "postgres")
-	var done <-chan passResult
-	handle := wrap(t, db.Repository(t, inboxsql.Options{}), inbox.Options{}, func(msg *message.Message) error {
-		done = passing(msg.Context(), partitions)
+	drivers(t, func(t *testing.T, driver string) {
+		db, partitions := expiring(t, driver)
+		repository := db.Repository(t, inboxsql.Options{})
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		var handlers []inbox.Transaction
+		for n := range 2 {
+			handler, _, err := repository.Claim(ctx, inbox.Key{Consumer: "c", MessageID: old(n)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = handler.Rollback() }()
+			if err := db.Write(inbox.ContextWithTransaction(ctx, handler), fmt.Sprint(n)); err != nil {
+				t.Fatal(err)
+			}
+			handlers = append(handlers, handler)
+		}
+		done := passing(ctx, partitions)
 		awaitPending(t, db, "expired")
-		return db.Write(msg.Context(), msg.UUID)
+		if err := handlers[0].Commit(ctx); err != nil {
+			t.Error(err)
+		}
+		if err := handlers[1].Store(ctx, []byte("stored")); !errors.Is(err, inbox.ErrTransactionBroken) {
+			t.Errorf("storing says %v", err)
+		}
+		if err := handlers[1].Rollback(); err != nil {
+			t.Error(err)
+		}
+		if result := <-done; result.err != nil || !slices.Equal(result.Retired, []string{"expired"}) {
+			t.Fatalf("the pass says %+v", result)
+		}
+		wantRefused(t, repository, old(0), inbox.ErrTooOld)
+		wantRefused(t, repository, old(1), inbox.ErrTooOld)
+		if got, err := db.Effects(ctx); err != nil || !slices.Equal(got, []string{"0"}) {
+			t.Errorf("effects %v, %v", got, err)
+		}
 	})
-	if _, err := handle(newMessage(old(1))); err != nil {
-		t.Fatal(err) // it stores nothing, so it is committed
-	}
-	if result := <-done; result.err != nil || !slices.Equal(result.Retired, []string{"expired"}) {
-		t.Fatalf("the pass says %+v", result)
-	}
-	if _, err := handle(newMessage(old(1))); !errors.Is(err, inbox.ErrTooOld) {
-		t.Fatalf("the error is %v", err)
-	}
-	if got, err := db.Effects(context.Background()); err != nil || len(got) != 1 {
-		t.Fatalf("effects %v, %v", got, err)
-	}
 }
 
+// passResult is what a pass in another goroutine returned.
 type passResult struct {
 	inboxsql.PartitionsPass
 	err error
