@@ -132,6 +132,10 @@ func decodeProduced(encoded []byte) (topic string, messages []*message.Message, 
 	if s.Version != producedVersion {
 		return "", nil, fmt.Errorf("%w: they have version %d, this module reads version %d", ErrStoredMessages, s.Version, producedVersion)
 	}
+	// Nothing is stored without these; without them a damaged record would pass for one that is sent.
+	if len(s.Topic) == 0 || len(s.Messages) == 0 || slices.ContainsFunc(s.Messages, func(m storedMessage) bool { return len(m.UUID) == 0 }) {
+		return "", nil, fmt.Errorf("%w: the topic, the messages or the UUID of one is missing", ErrStoredMessages)
+	}
 	messages = make([]*message.Message, len(s.Messages))
 	for i, m := range s.Messages {
 		messages[i] = message.NewMessage(string(m.UUID), m.Payload)
