@@ -151,6 +151,9 @@ UNION ALL
 SELECT 'journal_mode is off: nothing can be rolled back'
 FROM pragma_journal_mode WHERE journal_mode = 'off'
 UNION ALL
+SELECT 'the table is temporary: other connections would not see what was processed'
+WHERE lower('$schema') = 'temp'
+UNION ALL
 SELECT 'the table does not exist: apply schema file 001_inbox.sql'
 WHERE NOT EXISTS (SELECT 1 FROM attribute)
 UNION ALL

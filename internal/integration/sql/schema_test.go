@@ -118,6 +118,25 @@ func TestCheckRefuses(t *testing.T) {
 	}
 }
 
+// A temporary table is a connection's own, so another connection would claim again what it has claimed.
+func TestCheckRefusesATemporaryTable(t *testing.T) {
+	t.Parallel()
+	for driver, c := range map[string]struct {
+		db    *testdb.Database
+		table string
+	}{
+		"SQLite":                   {testdb.SQLite(t), "temp.inbox"},
+		"SQLite, in other letters": {testdb.SQLite(t), "TEMP.inbox"},
+		"PostgreSQL":               {testdb.PostgreSQL(t, "postgres"), "pg_temp.inbox"},
+	} {
+		repository := c.db.RepositoryWithoutSchema(t, inboxsql.Options{Table: c.table})
+		var check *inboxsql.CheckError
+		if err := repository.InitializeSchema(context.Background()); !errors.As(err, &check) || !strings.Contains(err.Error(), "temporary") {
+			t.Errorf("%s: the error is %v, want a *CheckError about a temporary table", driver, err)
+		}
+	}
+}
+
 func TestCheckAccepts(t *testing.T) {
 	t.Parallel()
 	for name, ddl := range map[string]string{
