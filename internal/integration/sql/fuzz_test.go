@@ -4,13 +4,14 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	inbox "github.com/devmappa/watermill-inbox"
 	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
 )
 
-// Whatever the names hold: a valid key is claimed once and found as it is, and nothing else happens.
+// FuzzKey: whatever the names hold, a valid key is claimed once and found as it is, and nothing else happens.
 func FuzzKey(f *testing.F) {
 	for _, name := range []string{"plain", `'`, `''`, `\`, `\'`, `\\'`, `'); DROP TABLE watermill_inbox; --`, "E'", "$1", "?", "$$", "/*", "\x00", "\xff", "日本語", "\u2028", "a\nb"} {
 		f.Add(name, "id")
@@ -69,33 +70,135 @@ func FuzzKey(f *testing.F) {
 	})
 }
 
-// A table name is refused, or names exactly one table.
+// FuzzTable: a table name is refused, or names exactly one table, in which everything works. Names that the
+// database has taken for itself are refused when the table is made.
 func FuzzTable(f *testing.F) {
-	for _, name := range []string{"inbox", "main.inbox", `a"b`, "a.b.c", "1", "a b", "a;b", "ä", "select", "main.select", "a\n", ".", "_", "A1_"} {
-		f.Add(name)
+	for _, name := range []string{"", "inbox", "Inbox", `a"b`, "1", "a b", "a;b", "ä", "select", "a\n", "_", "A1_", "_effects", "record", "expired", "need",
+		"key", "attribute", "text", "pg_class", "PG_class", "sqlite_x", "SQLITE_MASTER", "consumer", strings.Repeat("x", 46)} {
+		f.Add(name, false)
+		f.Add(name, true)
 	}
-	db := testdb.SQLite(f)
-	f.Fuzz(func(t *testing.T, name string) {
-		repository, err := inboxsql.NewRepository(db.DB, inboxsql.Options{SchemaAdapter: db.Adapter, Table: name})
-		if err != nil || strings.HasPrefix(strings.ToLower(name), "sqlite_") || strings.EqualFold(name, "effects") {
-			return
+	postgres, sqlite := testdb.PostgreSQL(f, "postgres"), testdb.SQLite(f)
+	schema := texts(f, postgres, `SELECT current_schema()`)[0]
+	catalog := map[string]bool{} // is searched first
+	for _, name := range texts(f, postgres, `SELECT relname FROM pg_class WHERE relnamespace = 'pg_catalog'::regnamespace`) {
+		catalog[name] = true
+	}
+
+	f.Fuzz(func(t *testing.T, name string, qualified bool) {
+		if strings.Contains(name, ".") || strings.EqualFold(name, "effects") {
+			return // FuzzParseTable has the schemas; the test has a table of its own
 		}
-		schema, table, qualified := strings.Cut(name, ".")
-		if !qualified {
-			schema, table = "main", name
+		if strings.HasPrefix(strings.ToLower(name), "pragma_") {
+			return // hides a function that Check calls in SQLite, which fails then
 		}
-		if table != "" && !strings.EqualFold(schema, "main") {
-			return // another database file, which is not attached
+		for _, c := range []struct {
+			db              *testdb.Database
+			schema          string
+			taken           bool
+			tables, indexes string
+		}{
+			{postgres, schema, !qualified && catalog[name],
+				`SELECT tablename FROM pg_tables WHERE schemaname = current_schema() AND tablename <> 'effects'`,
+				`SELECT count(*) FROM pg_indexes WHERE schemaname = current_schema() AND tablename = $1 AND indexname = $2`},
+			{sqlite, "main", strings.HasPrefix(strings.ToLower(name), "sqlite_"),
+				`SELECT name FROM sqlite_schema WHERE type = 'table' AND name <> 'effects'`,
+				`SELECT count(*) FROM sqlite_schema WHERE type = 'index' AND tbl_name = $1 AND name = $2`},
+		} {
+			table := name
+			if qualified {
+				table = c.schema + "." + name
+			}
+			repository, err := inboxsql.NewRepository(c.db.DB, inboxsql.Options{SchemaAdapter: c.db.Adapter, Table: table})
+			if err != nil {
+				continue
+			}
+			want := name
+			if table == "" {
+				want = "watermill_inbox"
+			}
+			if c.taken {
+				if repository.InitializeSchema(context.Background()) == nil {
+					t.Fatalf("%s: %q is the database's own and was accepted", c.db.Driver, table)
+				}
+				if made := texts(t, c.db, c.tables); len(made) != 0 {
+					t.Fatalf("%s: %q was refused and made %q", c.db.Driver, table, made)
+				}
+				continue
+			}
+			full := `"` + c.schema + `"."` + want + `"`
+			defer c.db.MustExec(t, `DROP TABLE `+full)
+			for range 2 {
+				if err := repository.InitializeSchema(context.Background()); err != nil {
+					t.Fatalf("%s: %q: %v", c.db.Driver, table, err)
+				}
+			}
+			if made := texts(t, c.db, c.tables); len(made) != 1 || made[0] != want {
+				t.Fatalf("%s: %q made %q", c.db.Driver, table, made)
+			}
+			if made := c.db.Count(t, c.indexes, want, want+"_processed_at_idx"); made != 1 {
+				t.Fatalf("%s: %q made %d indexes", c.db.Driver, table, made)
+			}
+			use(t, repository)
+			if left := c.db.Count(t, `SELECT count(*) FROM `+full); left != 0 {
+				t.Fatalf("%s: %q: %d records are left", c.db.Driver, table, left)
+			}
 		}
-		if table == "" {
-			table = "watermill_inbox"
-		}
-		if err := repository.InitializeSchema(context.Background()); err != nil {
-			t.Fatalf("%q: %v", name, err)
-		}
-		if got := db.Count(t, `SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name <> 'effects'`); got != 1 {
-			t.Fatalf("%q made %d tables", name, got)
-		}
-		db.MustExec(t, `DROP TABLE "`+table+`"`)
 	})
+}
+
+// texts returns what the query selects.
+func texts(t testing.TB, db *testdb.Database, query string) []string {
+	t.Helper()
+	rows, err := db.Query(query)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	var texts []string
+	for rows.Next() {
+		var text string
+		if err := rows.Scan(&text); err != nil {
+			t.Fatal(err)
+		}
+		texts = append(texts, text)
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return texts
+}
+
+// use runs every statement of a repository: it processes a message, finds it processed, marks and deletes it.
+func use(t *testing.T, repository *inboxsql.Repository) {
+	t.Helper()
+	ctx, key := context.Background(), inbox.Key{Consumer: "c", MessageID: "1"}
+	for processed := range 2 {
+		transaction, record, err := repository.Claim(ctx, key)
+		if err != nil || (record != nil) != (processed == 1) {
+			t.Fatalf("claim: %v, %v", record, err)
+		}
+		if record != nil {
+			err = transaction.Rollback()
+		} else if err = transaction.Store(ctx, []byte("stored")); err == nil {
+			err = transaction.Commit(ctx)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	listed := 0
+	err := repository.ListUnsent(ctx, -time.Hour, inbox.Key{}, 2, func(inbox.Key, inbox.Record) { listed++ })
+	if err != nil || listed != 1 {
+		t.Fatalf("%d unsent are listed, %v", listed, err)
+	}
+	if unsent, err := repository.CountUnsent(ctx, -time.Hour); err != nil || unsent != 1 {
+		t.Fatalf("%d unsent, %v", unsent, err)
+	}
+	if err := repository.MarkSent(ctx, []inbox.Key{key}); err != nil {
+		t.Fatal(err)
+	}
+	if deleted, err := repository.DeleteProcessed(ctx, -time.Hour, 2); err != nil || deleted != 1 {
+		t.Fatalf("%d deleted, %v", deleted, err)
+	}
 }
