@@ -149,8 +149,8 @@ var faultCases = []kitCase{
 	}},
 	{"the inbox added twice is refused", func(k *kit) {
 		m := k.newMiddleware(k.Repository)
-		d := &deliveries{kit: k, messages: make(chan *message.Message), middleware: m}
-		k.startRouter(d, false, k.effect(new(atomic.Int32)), m.Middleware, m.Middleware)
+		d := k.newDeliveries(m)
+		d.startRouter(false, k.effect(new(atomic.Int32)), m.Middleware, m.Middleware)
 		d.want(nacked, k.key())
 		if err := d.lastError(); !inbox.ShouldPoison(err) {
 			k.Fatalf("the error is %v, want a permanent one", err)

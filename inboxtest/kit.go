@@ -100,10 +100,12 @@ type kit struct {
 // patience bounds every wait in the kit. It is long, because it only matters when a test fails.
 const patience = 30 * time.Second
 
-func (k *kit) context() context.Context {
-	k.Helper()
+func (k *kit) context() context.Context { return testContext(k.T) }
+
+// testContext ends with the test, and with the kit's patience.
+func testContext(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	k.Cleanup(cancel)
+	t.Cleanup(cancel)
 	return ctx
 }
 

@@ -73,8 +73,8 @@ var markingCases = []kitCase{
 		ctx, cancel := context.WithCancel(k.context())
 		m := k.newMiddleware(k.Repository)
 		entered := make(chan struct{})
-		d := &deliveries{kit: k, messages: make(chan *message.Message), middleware: m}
-		k.startRouter(d, true, func(msg *message.Message) ([]*message.Message, error) {
+		d := k.newDeliveries(m)
+		d.startRouter(true, func(msg *message.Message) ([]*message.Message, error) {
 			return []*message.Message{message.NewMessage("event", nil)}, nil
 		}, func(next message.HandlerFunc) message.HandlerFunc {
 			return func(msg *message.Message) ([]*message.Message, error) {
@@ -117,9 +117,9 @@ var markingCases = []kitCase{
 	}},
 	{"Close does not wait longer than it is told to", func(k *kit) {
 		m := k.newMiddleware(k.Repository)
-		d := &deliveries{kit: k, messages: make(chan *message.Message), middleware: m}
+		d := k.newDeliveries(m)
 		unpublished, leave := make(chan struct{}), make(chan struct{})
-		k.startRouter(d, true, k.produce(new(atomic.Int32)), func(next message.HandlerFunc) message.HandlerFunc {
+		d.startRouter(true, k.produce(new(atomic.Int32)), func(next message.HandlerFunc) message.HandlerFunc {
 			return func(msg *message.Message) ([]*message.Message, error) {
 				produced, err := next(msg)
 				close(unpublished)

@@ -56,9 +56,9 @@ var producedCases = []kitCase{
 		var runs atomic.Int32
 		committed, leave := make(chan struct{}), make(chan struct{})
 		m := k.newMiddleware(k.Repository)
-		d := &deliveries{kit: k, messages: make(chan *message.Message), middleware: m}
+		d := k.newDeliveries(m)
 		var held atomic.Bool
-		k.startRouter(d, true, k.produce(&runs), func(next message.HandlerFunc) message.HandlerFunc {
+		d.startRouter(true, k.produce(&runs), func(next message.HandlerFunc) message.HandlerFunc {
 			return func(msg *message.Message) ([]*message.Message, error) {
 				produced, err := next(msg)
 				if held.CompareAndSwap(false, true) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -15,17 +16,23 @@ import (
 
 // deliveries runs a handler behind the inbox in a real router and hands it messages one by one.
 type deliveries struct {
-	kit      *kit
-	messages chan *message.Message
-
+	t          testing.TB
 	middleware *inbox.Middleware
+	topic      string                     // to which the handler publishes
+	inside     func(context.Context) bool // reports whether a transaction is found, when set
+	messages   chan *message.Message
 
 	mutex     sync.Mutex
 	errors    []error
 	attempts  [][]*message.Message // of publishing, the failed ones included
-	published []*message.Message
-	fails     int           // so many publishes
-	publishes chan struct{} // gets one for each attempt, when set
+	published []*message.Message   // what the broker has taken
+	fails     int                  // so many publishes
+	takes     int                  // so many messages of a publish that fails
+	publishes chan struct{}        // gets one for each attempt, when set
+}
+
+func newDeliveries(t testing.TB, m *inbox.Middleware) *deliveries {
+	return &deliveries{t: t, middleware: m, topic: publishTopic, messages: make(chan *message.Message)}
 }
 
 const (
@@ -41,8 +48,14 @@ func (k *kit) deliver(repository inbox.Repository, options inbox.Options, withPu
 	if err != nil {
 		k.Fatal(err)
 	}
-	d := &deliveries{kit: k, messages: make(chan *message.Message), middleware: m}
-	k.startRouter(d, withPublisher, handler, m.Middleware)
+	d := k.newDeliveries(m)
+	d.startRouter(withPublisher, handler, m.Middleware)
+	return d
+}
+
+func (k *kit) newDeliveries(m *inbox.Middleware) *deliveries {
+	d := newDeliveries(k.T, m)
+	d.inside = k.HasTransaction
 	return d
 }
 
@@ -55,16 +68,17 @@ func (k *kit) newMiddleware(repository inbox.Repository) *inbox.Middleware {
 	return m
 }
 
-func (k *kit) startRouter(d *deliveries, withPublisher bool, handler message.HandlerFunc, middlewares ...message.HandlerMiddleware) {
-	k.Helper()
+// startRouter starts a router with the middlewares; it ends with the test.
+func (d *deliveries) startRouter(withPublisher bool, handler message.HandlerFunc, middlewares ...message.HandlerMiddleware) {
+	d.t.Helper()
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: patience}, watermill.NopLogger{})
 	if err != nil {
-		k.Fatal(err)
+		d.t.Fatal(err)
 	}
 	router.AddMiddleware(d.observe)
 	router.AddMiddleware(middlewares...)
 	if withPublisher {
-		router.AddHandler(consumer, "incoming", d, publishTopic, d, handler)
+		router.AddHandler(consumer, "incoming", d, d.topic, d, handler)
 	} else {
 		router.AddConsumerHandler(consumer, "incoming", d, func(msg *message.Message) error {
 			_, err := handler(msg)
@@ -75,10 +89,10 @@ func (k *kit) startRouter(d *deliveries, withPublisher bool, handler message.Han
 	stopped := make(chan error, 1)
 	go func() { stopped <- router.Run(ctx) }()
 	<-router.Running()
-	k.Cleanup(func() {
+	d.t.Cleanup(func() {
 		cancel()
 		if err := <-stopped; err != nil {
-			k.Errorf("the router stopped with: %v", err)
+			d.t.Errorf("the router stopped with: %v", err)
 		}
 		d.flush()
 	})
@@ -90,7 +104,7 @@ func (d *deliveries) observe(next message.HandlerFunc) message.HandlerFunc {
 		before := msg.Context()
 		defer func() {
 			if msg.Context() != before {
-				d.kit.Error("the message's context was not restored")
+				d.t.Error("the message's context was not restored")
 			}
 		}()
 		produced, err := next(msg)
@@ -121,12 +135,12 @@ func (d *deliveries) Subscribe(ctx context.Context, _ string) (<-chan *message.M
 func (d *deliveries) Publish(topic string, messages ...*message.Message) error {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
-	if topic != publishTopic {
-		d.kit.Errorf("published to topic %q, want %q", topic, publishTopic)
+	if topic != d.topic {
+		d.t.Errorf("published to topic %q, want %q", topic, d.topic)
 	}
 	for _, msg := range messages {
-		if d.kit.HasTransaction(msg.Context()) {
-			d.kit.Error("a transaction is found in the context of a produced message after the commit")
+		if d.inside != nil && d.inside(msg.Context()) {
+			d.t.Error("a transaction is found in the context of a produced message after the commit")
 		}
 	}
 	d.attempts = append(d.attempts, messages)
@@ -135,6 +149,7 @@ func (d *deliveries) Publish(topic string, messages ...*message.Message) error {
 	}
 	if d.fails > 0 {
 		d.fails--
+		d.published = append(d.published, messages[:min(d.takes, len(messages))]...)
 		return errors.New("the broker is away")
 	}
 	d.published = append(d.published, messages...)
@@ -144,19 +159,22 @@ func (d *deliveries) Publish(topic string, messages ...*message.Message) error {
 func (d *deliveries) Close() error { return nil }
 
 // failPublish lets the next publishes fail.
-func (d *deliveries) failPublish(times int) {
+func (d *deliveries) failPublish(times int) { d.failPublishAfter(times, 0) }
+
+// failPublishAfter lets the next publishes fail after the broker has taken some of the messages.
+func (d *deliveries) failPublishAfter(times, takes int) {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
-	d.fails = times
+	d.fails, d.takes = times, takes
 }
 
 // flush waits until what was acknowledged is marked as sent. The middleware marks nothing afterwards.
 func (d *deliveries) flush() {
-	d.kit.Helper()
+	d.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := d.middleware.Close(ctx); err != nil {
-		d.kit.Errorf("the middleware did not close: %v", err)
+		d.t.Errorf("the middleware did not close: %v", err)
 	}
 }
 
@@ -171,7 +189,7 @@ const (
 
 // send delivers a copy of the message and waits for the answer.
 func (d *deliveries) send(key inbox.Key, ctx context.Context) result {
-	d.kit.Helper()
+	d.t.Helper()
 	return d.wait(d.start(key, ctx))
 }
 
@@ -182,23 +200,23 @@ func (d *deliveries) start(key inbox.Key, ctx context.Context) *message.Message 
 }
 
 func (d *deliveries) wait(msg *message.Message) result {
-	d.kit.Helper()
+	d.t.Helper()
 	select {
 	case <-msg.Acked():
 		return acked
 	case <-msg.Nacked():
 		return nacked
 	case <-time.After(patience):
-		d.kit.Fatalf("message %s was %s", msg.UUID, neither)
+		d.t.Fatalf("message %s was %s", msg.UUID, neither)
 		return neither
 	}
 }
 
 // want delivers the message and fails the test unless the answer is as wanted.
 func (d *deliveries) want(want result, key inbox.Key) {
-	d.kit.Helper()
-	if got := d.send(key, d.kit.context()); got != want {
-		d.kit.Fatalf("message %s was %s, want it %s; errors: %v", key, got, want, d.allErrors())
+	d.t.Helper()
+	if got := d.send(key, testContext(d.t)); got != want {
+		d.t.Fatalf("message %s was %s, want it %s; errors: %v", key, got, want, d.allErrors())
 	}
 }
 
