@@ -2,10 +2,43 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/devmappa/watermill-inbox/inboxtest"
+	inboxsql "github.com/devmappa/watermill-inbox/sql"
 )
+
+// What one copies to test a handler of one's own.
+func TestBook(t *testing.T) {
+	inboxtest.TestHandler(t, func(t *testing.T) inboxtest.Handler {
+		ledger, err := openLedger(context.Background(), filepath.Join(t.TempDir(), "test.db"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { ledger.db.Close() })
+		repository, err := inboxsql.NewRepository(ledger.db, inboxsql.Options{SchemaAdapter: inboxsql.DefaultSQLiteSchema{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := repository.InitializeSchema(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		return inboxtest.Handler{
+			Repository:      repository,
+			HandleNoPublish: ledger.Book,
+			Message:         message.NewMessage("1", []byte(`{"payment_id": "payment-01", "account": "account-0", "amount_cents": 1000}`)),
+			State: func(ctx context.Context) (string, error) {
+				effects, err := ledger.effects(ctx)
+				return fmt.Sprintf("%+v", effects), err
+			},
+		}
+	})
+}
 
 func TestRun(t *testing.T) {
 	var out strings.Builder
