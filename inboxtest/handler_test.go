@@ -490,6 +490,39 @@ type rolledBack struct{ inbox.Transaction }
 
 func (rolledBack) Commit(context.Context) error { return nil }
 
+// Without a store a redelivery publishes nothing, so that what is seen is what the failing publish sent.
+func TestHandlerPublishFails(t *testing.T) {
+	t.Parallel()
+	failures := inboxtest.CheckHandler(t, func(*testing.T) inboxtest.Handler {
+		w := newWorld()
+		h := w.publishingHandler(func(msg *message.Message) ([]*message.Message, error) { return events(2), w.work(msg) })
+		h.Repository = withoutStore{w}
+		h.Describe = func(msg *message.Message) string { return string(msg.Payload) }
+		return h
+	})
+	wantFailure(t, failures, "the publish fails after 0 of 2 messages: in the end the published messages", "seen:     []")
+	wantFailure(t, failures, "the publish fails after 1 of 2 messages: in the end the published messages", `seen:     ["event 0"]`)
+	for _, failure := range failures {
+		if strings.Contains(failure.Error(), "after 2 of 2 messages") {
+			t.Error(failure)
+		}
+	}
+}
+
+// withoutStore forgets the produced messages.
+type withoutStore struct{ inbox.Repository }
+
+func (s withoutStore) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
+	transaction, record, err := s.Repository.Claim(ctx, key)
+	return forgetting{transaction}, record, err
+}
+
+type forgetting struct{ inbox.Transaction }
+
+func (f forgetting) Unwrap() inbox.Transaction { return f.Transaction }
+
+func (forgetting) Store(context.Context, []byte) error { return nil }
+
 func TestHandlerIncomplete(t *testing.T) {
 	t.Parallel()
 	for field, remove := range map[string]func(*inboxtest.Handler){
