@@ -90,6 +90,24 @@ var handlerFaults = []handlerFault{
 		r.afterWork = func(*delivery) error { return errInjected }
 		return r.rolledBack(nacked)
 	}},
+	{name: "the handler returns an error after its work, and Retry calls it again", run: func(r *trial) error {
+		r.retries = true
+		r.afterWork = func(*delivery) error { return errInjected }
+		d, err := r.deliver()
+		if err != nil {
+			return err
+		}
+		if !r.injected.Load() {
+			return r.refused(d, "the handler failed before the fault")
+		}
+		if d.answer != acked {
+			return r.refused(d, "the second attempt failed. Each attempt of Retry gets the same message: the handler must not change it")
+		}
+		return r.wantClean(advice{
+			"the handler changes the message that it is given, its payload or its metadata: Retry calls it again with the same one. Or " + remembers.cause,
+			"work on msg.Copy(), and on a copy of its payload; " + remembers.fix,
+		})
+	}},
 	{name: "the handler panics after its work", run: func(r *trial) error {
 		r.afterWork = func(*delivery) error { panic(errInjected) }
 		return r.rolledBack(nacked)

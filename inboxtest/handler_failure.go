@@ -134,7 +134,7 @@ func whyRefused(err error) advice {
 		}
 	case late || locked:
 		return advice{
-			writesAround.cause + "; so it waits in vain for the lock or the connection that its own transaction holds",
+			writesAround.cause + ", or reads through a pool that has no connection left; so it waits in vain for the lock or the connection that its own transaction holds",
 			writesAround.fix + ". If the handler is just slow, raise Handler.Timeout",
 		}
 	}

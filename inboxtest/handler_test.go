@@ -118,9 +118,8 @@ func TestHandlerGood(t *testing.T) {
 		"messages alone": {func(w *world) inboxtest.Handler {
 			return w.publishingHandler(func(*message.Message) ([]*message.Message, error) { return events(1), nil })
 		}, 2 + 2},
-		"the message passed on, its payload changed in place": {func(w *world) inboxtest.Handler {
+		"the message passed on": {func(w *world) inboxtest.Handler {
 			return w.publishingHandler(func(msg *message.Message) ([]*message.Message, error) {
-				msg.Payload[0]++
 				return []*message.Message{msg}, w.work(msg)
 			})
 		}, 2 + 2},
@@ -152,7 +151,7 @@ func TestHandlerGood(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			const everyHandler = 15 // faults, with the run without
+			const everyHandler = 16 // faults, with the run without
 			calls := 0
 			inboxtest.TestHandler(t, func(*testing.T) inboxtest.Handler {
 				calls++
@@ -332,6 +331,25 @@ func TestHandlerBad(t *testing.T) {
 				return w.work(msg)
 			}),
 			[]string{"the handler ends its goroutine after its work: in the end the state is not the one", `state seen:     ""`, remembers},
+		},
+		"changes the message": {
+			func(w *world) inboxtest.Handler {
+				return w.publishingHandler(func(msg *message.Message) ([]*message.Message, error) {
+					msg.Payload[0]++
+					return []*message.Message{msg}, w.work(msg)
+				})
+			},
+			[]string{"and Retry calls it again: in the end the published messages are not those", "qayload", "rayload", "msg.Copy()"},
+		},
+		"takes the message apart": {
+			plain(func(w *world, msg *message.Message) error {
+				if msg.Payload == nil {
+					return errors.New("no payload")
+				}
+				msg.Payload = nil
+				return w.work(msg)
+			}),
+			[]string{"and Retry calls it again: the second attempt failed", "no payload", "must not change it"},
 		},
 		"refuses the redelivery": {
 			plain(func(w *world, msg *message.Message) error {

@@ -31,6 +31,7 @@ type trial struct {
 	// What is done to the message; set before the first delivery.
 	at         func(FaultPoint) error // in the repository
 	loses      bool                   // the first transaction
+	retries    bool                   // the first failed attempt, with the same message
 	beforeWork func(*delivery)        // on the handler's first run
 	afterWork  func(*delivery) error  // on the handler's first run, if it did not fail by itself
 
@@ -89,7 +90,7 @@ func newTrial(t *testing.T, h Handler, clean *outcome, n int) (*trial, error) {
 	}
 	r.d = newDeliveries(t, m)
 	r.d.topic = r.PublishTopic
-	r.d.startRouter(true, r.handle, watch, m.Middleware)
+	r.d.startRouter(true, r.handle, watch, r.retry, m.Middleware)
 	return r, nil
 }
 
@@ -107,6 +108,18 @@ func watch(next message.HandlerFunc) message.HandlerFunc {
 		}()
 		produced, err = next(msg)
 		d.answer, d.err = "", err
+		return produced, err
+	}
+}
+
+// retry does what Watermill's Retry does.
+func (r *trial) retry(next message.HandlerFunc) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		produced, err := next(msg)
+		if err != nil && r.retries {
+			r.retries = false
+			return next(msg)
+		}
 		return produced, err
 	}
 }

@@ -1,6 +1,7 @@
-// Package inboxtest is the test kit of watermill-inbox: [TestRepository] holds every repository to the
-// contract of [inbox.Repository] and to the outcome table of the middleware, [MemoryRepository] is a
-// repository for unit tests, and [FaultRepository] makes any repository fail at a chosen step.
+// Package inboxtest is the test kit of watermill-inbox: [TestHandler] tells whether a handler of yours is
+// safe under faults, [TestRepository] holds every repository to the contract of [inbox.Repository] and to the
+// outcome table of the middleware, [MemoryRepository] is a repository for unit tests, and [FaultRepository]
+// makes any repository fail at a chosen step.
 //
 // It imports the standard library, Watermill and the root package only.
 package inboxtest

@@ -86,6 +86,17 @@ func TestHandlerGood(t *testing.T) {
 	}
 }
 
+// One database for all faults, emptied each time, as in the example.
+func TestHandlerEmptiedTables(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQL(t, "postgres")
+	db.Repository(t, inboxsql.Options{})
+	inboxtest.TestHandler(t, func(t *testing.T) inboxtest.Handler {
+		db.MustExec(t, `TRUNCATE effects, watermill_inbox`)
+		return handlerOn(t, db, inboxsql.Options{}, goodHandler(db))
+	})
+}
+
 // What the handler returns goes into a table, which State reads.
 func TestHandlerOutbox(t *testing.T) {
 	t.Parallel()
