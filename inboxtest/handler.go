@@ -60,7 +60,7 @@ type Handler struct {
 // runs the handler behind the inbox in a real router, with one fault after the other, each in a subtest of
 // its own: copies in sequence and in parallel; an error, a retry, a panic, runtime.Goexit and an ended context; a
 // failing claim, store and commit, before it is done and after; a publish that fails after each number of
-// messages; a transaction that is lost while the handler runs. After each fault the state must be the one
+// messages (of many, the first and the last numbers); a transaction that is lost while the handler runs. After each fault the state must be the one
 // before the message, or the one after it, never anything between; and when the broker has delivered the
 // message again, the state and the published messages must be what a run without faults gives.
 //
