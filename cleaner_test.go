@@ -3,6 +3,8 @@ package inbox_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -10,17 +12,24 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 
 	inbox "github.com/devmappa/watermill-inbox"
+	"github.com/devmappa/watermill-inbox/inboxtest"
 )
+
+var oneHour = inbox.Retention{Default: time.Hour}
 
 // failing fails its first deletion; the second one tells that the cleaner went on.
 type failing struct {
-	instant
+	*inboxtest.MemoryRepository
 	calls    atomic.Int32
 	wentOn   chan struct{}
 	deletion error
 }
 
-func (f *failing) DeleteProcessed(context.Context, time.Duration, int) (int, error) {
+func (f *failing) Consumers(context.Context) ([]string, time.Time, error) {
+	return []string{"consumer"}, time.Now(), nil
+}
+
+func (f *failing) DeleteProcessed(context.Context, string, time.Duration, int) (int, error) {
 	switch f.calls.Add(1) {
 	case 1:
 		return 0, f.deletion
@@ -30,14 +39,14 @@ func (f *failing) DeleteProcessed(context.Context, time.Duration, int) (int, err
 	return 0, nil
 }
 
-func (f *failing) CountUnsent(context.Context, time.Duration) (int, error) { return 3, nil }
+func (f *failing) CountRecords(context.Context, inbox.Selection) (int, error) { return 3, nil }
 
 // The cleaner is in nobody's way when the database is away: it says so and goes on with the next pass.
 func TestCleanerGoesOnAfterAFailedPass(t *testing.T) {
 	t.Parallel()
 	logger := watermill.NewCaptureLogger()
 	repository := &failing{wentOn: make(chan struct{}), deletion: errors.New("the database is away")}
-	cleaner, err := inbox.NewCleaner(repository, inbox.CleanerOptions{Retention: time.Hour, Interval: time.Millisecond, Logger: logger})
+	cleaner, err := inbox.NewCleaner(repository, inbox.CleanerOptions{Retention: oneHour, Interval: time.Millisecond, Logger: logger})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,5 +65,110 @@ func TestCleanerGoesOnAfterAFailedPass(t *testing.T) {
 		if line.Fields["unsent"] != 3 {
 			t.Fatalf("line %v does not count what is kept", line)
 		}
+	}
+}
+
+// slow has five hundred expired records and times out on large batches.
+type slow struct {
+	*inboxtest.MemoryRepository
+	left    int
+	largest int // that does not time out
+	sizes   []int
+}
+
+func (s *slow) Consumers(context.Context) ([]string, time.Time, error) {
+	return []string{"consumer"}, time.Now(), nil
+}
+
+func (s *slow) DeleteProcessed(ctx context.Context, _ string, _ time.Duration, limit int) (int, error) {
+	s.sizes = append(s.sizes, limit)
+	if limit > s.largest {
+		<-ctx.Done()
+		return 0, ctx.Err()
+	}
+	deleted := min(limit, s.left)
+	s.left -= deleted
+	return deleted, nil
+}
+
+func TestCleanerMakesSmallerBatchesAfterATimeout(t *testing.T) {
+	t.Parallel()
+	options := inbox.CleanerOptions{Retention: oneHour, BatchSize: 400, BatchTimeout: 10 * time.Millisecond, BatchPause: time.Nanosecond}
+	for largest, want := range map[int]struct {
+		sizes []int
+		left  int
+	}{
+		400: {[]int{400, 400}, 0},
+		150: {[]int{400, 200, 100, 100, 100, 100, 100, 100}, 0},
+		5:   {[]int{400, 200, 100, 50, 25, 12, 10}, 500}, // the smallest fails as well
+	} {
+		records := &slow{MemoryRepository: inboxtest.NewMemoryRepository(), left: 500, largest: largest}
+		cleaner, err := inbox.NewCleaner(records, options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pass, err := cleaner.Pass(context.Background())
+		if (err != nil) != (want.left > 0) || pass.Deleted != 500-want.left || !slices.Equal(records.sizes, want.sizes) {
+			t.Errorf("up to %d: %+v, %v, batches %v, want %v", largest, pass, err, records.sizes, want.sizes)
+		}
+	}
+}
+
+// clock is a database whose clock is not ours.
+type clock struct {
+	*inboxtest.MemoryRepository
+	ahead time.Duration
+	t     *testing.T
+}
+
+func (c clock) Consumers(context.Context) ([]string, time.Time, error) {
+	return []string{"consumer"}, time.Now().Add(c.ahead), nil
+}
+
+func (c clock) DeleteProcessed(context.Context, string, time.Duration, int) (int, error) {
+	if c.ahead.Abs() > time.Hour {
+		c.t.Errorf("something is deleted with a clock %s ahead", c.ahead)
+	}
+	return 0, nil
+}
+
+func TestCleanerTrustsNoClockThatHasJumped(t *testing.T) {
+	t.Parallel()
+	for _, ahead := range []time.Duration{0, 50 * time.Minute, -50 * time.Minute, 2 * time.Hour, -2 * time.Hour, 1000 * 24 * time.Hour} {
+		cleaner, err := inbox.NewCleaner(clock{ahead: ahead, MemoryRepository: inboxtest.NewMemoryRepository(), t: t}, inbox.CleanerOptions{Retention: oneHour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := cleaner.Pass(context.Background()); (err != nil) != (ahead.Abs() > time.Hour) {
+			t.Errorf("%s ahead: %v", ahead, err)
+		}
+	}
+}
+
+// busy is a table on which another cleaner is at work after the first batch.
+type busy struct {
+	*inboxtest.MemoryRepository
+	batches int
+}
+
+func (b *busy) Consumers(context.Context) ([]string, time.Time, error) {
+	return []string{"consumer"}, time.Now(), nil
+}
+
+func (b *busy) DeleteProcessed(_ context.Context, _ string, _ time.Duration, limit int) (int, error) {
+	if b.batches++; b.batches > 1 {
+		return 0, fmt.Errorf("cannot delete: %w", inbox.ErrCleaning)
+	}
+	return limit, nil
+}
+
+func TestCleanerYields(t *testing.T) {
+	t.Parallel()
+	cleaner, err := inbox.NewCleaner(&busy{MemoryRepository: inboxtest.NewMemoryRepository()}, inbox.CleanerOptions{Retention: oneHour, BatchSize: 7})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pass, err := cleaner.Pass(context.Background()); err != nil || pass != (inbox.CleanerPass{Deleted: 7, Yielded: true}) {
+		t.Errorf("%+v, %v", pass, err)
 	}
 }

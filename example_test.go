@@ -132,7 +132,10 @@ func ExamplePermanent() {
 func ExampleCleaner() {
 	ctx, cancel := context.WithCancel(context.Background())
 	cleaner, err := inbox.NewCleaner(inboxtest.NewMemoryRepository(), inbox.CleanerOptions{
-		Retention: 30 * 24 * time.Hour,
+		Retention: inbox.Retention{
+			Default:   30 * 24 * time.Hour,
+			Consumers: map[string]time.Duration{"charge_card": inbox.KeepForever, "update_search": 24 * time.Hour},
+		},
 	})
 	if err != nil {
 		log.Fatal(err)

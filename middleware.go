@@ -23,7 +23,8 @@ type Middleware struct {
 func (m *Middleware) Middleware(h message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		outer := msg.Context()
-		a := &attempt{Middleware: m, started: time.Now(), outer: outer, msg: msg}
+		a := &attempt{Middleware: m, started: time.Now(), outer: outer, msg: msg, observation: Observation{Outcome: Failed}}
+		defer a.report()
 		a.inner.Context = outer
 		a.inner.key = Key{
 			Consumer:  m.options.Consumer(message.HandlerNameFromCtx(outer)),
@@ -52,6 +53,9 @@ type attempt struct {
 	outer   context.Context // the message's
 	inner   handlerContext  // the handler's, with the key and the transaction
 	msg     *message.Message
+	claimed bool // or a duplicate
+
+	observation Observation
 }
 
 func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
@@ -70,16 +74,15 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 	// From here on every way out ends the transaction. There is no recover: a panic keeps its value and
 	// runtime.Goexit goes on, and both pass through here.
 	a.inner.open.Transaction = transaction
-	outcome := "failed"
+	a.claimed = true
 	defer func() {
 		// First, so that no goroutine that kept the context finds a transaction that is about to end.
 		a.inner.open.ended.Store(true)
-		if outcome != "processed" {
+		if a.observation.Outcome != Processed {
 			if err := transaction.Rollback(); err != nil {
 				a.log("Rolling back failed, the database will do it", watermill.LogFields{"error": err.Error()})
 			}
 		}
-		a.log("Message "+outcome, nil)
 	}()
 
 	if record != nil {
@@ -87,14 +90,17 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 		if err != nil {
 			return nil, a.failed("replay", err)
 		}
-		outcome = "duplicate"
+		a.observation.Outcome, a.observation.Age = Duplicate, max(0, time.Since(record.ProcessedAt))
 		if len(produced) > 0 {
-			outcome = "replayed"
+			a.observation.Outcome = Replayed
 			a.marker.await(a.outer, a.msg, a.inner.key)
 		}
 		return produced, nil
 	}
 
+	if err := a.judgeAge(); err != nil {
+		return nil, a.failed("claim", err)
+	}
 	produced, err := a.handle(h)
 	if err != nil {
 		a.inner.open.ended.Store(true)
@@ -116,7 +122,7 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 	if err := transaction.Commit(ctx); err != nil {
 		return nil, a.failed("commit", err)
 	}
-	outcome = "processed"
+	a.observation.Outcome = Processed
 	if len(produced) > 0 {
 		a.marker.await(a.outer, a.msg, a.inner.key)
 	}
@@ -176,21 +182,5 @@ func (a *attempt) failed(step string, err error) error {
 func (a *attempt) logCancelled(err error) {
 	if errors.Is(err, context.Canceled) {
 		a.options.Logger.Error("Message not processed, its context was cancelled", err, a.fields())
-	}
-}
-
-func (a *attempt) log(text string, fields watermill.LogFields) {
-	if _, nop := a.options.Logger.(watermill.NopLogger); !nop {
-		a.options.Logger.Debug(text, a.fields().Add(fields))
-	}
-}
-
-func (a *attempt) fields() watermill.LogFields {
-	return watermill.LogFields{
-		"message_uuid": a.msg.UUID,
-		"handler_name": message.HandlerNameFromCtx(a.outer),
-		"consumer":     a.inner.key.Consumer,
-		"message_id":   a.inner.key.MessageID,
-		"wait":         a.waited,
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -83,12 +82,10 @@ type instant struct{}
 func (instant) Claim(context.Context, inbox.Key) (inbox.Transaction, *inbox.Record, error) {
 	return instant{}, nil, nil
 }
-func (instant) MarkSent(context.Context, []inbox.Key) error                      { return nil }
-func (instant) DeleteProcessed(context.Context, time.Duration, int) (int, error) { return 0, nil }
-func (instant) CountUnsent(context.Context, time.Duration) (int, error)          { return 0, nil }
-func (instant) Store(context.Context, []byte) error                              { return nil }
-func (instant) Commit(context.Context) error                                     { return nil }
-func (instant) Rollback() error                                                  { return nil }
+func (instant) MarkSent(context.Context, []inbox.Key) error { return nil }
+func (instant) Store(context.Context, []byte) error         { return nil }
+func (instant) Commit(context.Context) error                { return nil }
+func (instant) Rollback() error                             { return nil }
 
 func instantHandler(t testing.TB) func() {
 	t.Helper()

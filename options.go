@@ -36,9 +36,18 @@ type Options struct {
 	// Default: 30 seconds.
 	ClaimTimeout time.Duration
 
+	// TooOld guards against messages that come back after their record was deleted.
+	// Default: off.
+	TooOld TooOldOptions
+
+	// Observe is called once at the end of each attempt, by the goroutine that handles the message and before
+	// the router goes on, so it must be fast.
+	// Default: nil.
+	Observe func(Observation)
+
 	// Logger gets one line per message at debug level. At error level it gets only what the router does
 	// not log: attempts that ended because the message's context was cancelled, stored messages that go
-	// to another topic than they were stored for, and marks that failed.
+	// to another topic than they were stored for, marks that failed, and messages that are too old and run.
 	// Default: watermill.NopLogger.
 	Logger watermill.LoggerAdapter
 }
@@ -48,7 +57,7 @@ func (o Options) Validate() error {
 	if o.ClaimTimeout < 0 {
 		return fmt.Errorf("inbox: ClaimTimeout is negative: %s", o.ClaimTimeout)
 	}
-	return nil
+	return o.TooOld.Validate()
 }
 
 func (o *Options) setDefaults() {
@@ -58,6 +67,7 @@ func (o *Options) setDefaults() {
 	if o.MessageID == nil {
 		o.MessageID = MessageUUID
 	}
+	o.TooOld.setDefaults(o.MessageID)
 	if o.ClaimTimeout == 0 {
 		o.ClaimTimeout = defaultClaimTimeout
 	}

@@ -53,7 +53,7 @@ func TestStoredFormIsVersionOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	var stored string
-	err = repository.ListUnsent(context.Background(), -time.Hour, inbox.Key{}, 1, func(_ inbox.Key, record inbox.Record) {
+	err = repository.FindRecords(context.Background(), inbox.Selection{Unsent: true}, inbox.Key{}, 1, func(_ inbox.Key, record inbox.Record) {
 		stored = string(record.Produced)
 	})
 	if err != nil || stored != golden {

@@ -12,7 +12,7 @@ import (
 // All methods may be called by many goroutines and many processes at once.
 //
 // Stability: implementations outside of this module are welcome. A method is only ever added with a new
-// major version; optional abilities become interfaces of their own.
+// major version; optional abilities become interfaces of their own, as [Records].
 type Repository interface {
 	// Claim opens a transaction and claims the key in it. Both are one call, so that a driver that can
 	// pipeline sends them in one round trip. The key is valid.
@@ -33,16 +33,6 @@ type Repository interface {
 	// was stored. Keys without a record or without stored messages are passed over. It runs in a short
 	// transaction of its own; processes may mark the same keys at once.
 	MarkSent(ctx context.Context, keys []Key) error
-
-	// DeleteProcessed deletes at most limit records that were processed longer ago than the given age,
-	// oldest first, in a short transaction of its own, and returns how many it deleted. The age is
-	// measured by the database's clock. Records with stored messages that are not known to be sent are
-	// kept.
-	DeleteProcessed(ctx context.Context, age time.Duration, limit int) (deleted int, err error)
-
-	// CountUnsent returns how many records processed longer ago than the given age are kept because of
-	// stored messages that are not known to be sent.
-	CountUnsent(ctx context.Context, age time.Duration) (count int, err error)
 }
 
 // Transaction is an open transaction that holds a claim.

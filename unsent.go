@@ -25,29 +25,13 @@ type Unsent struct {
 	Err error
 }
 
-// unsentLister is an optional ability of a [Repository]. The function is called for each record with stored
-// messages not known to be sent that was processed longer ago than the age and whose key comes after the
-// given one, in the order of the keys compared byte by byte, at most limit times.
-type unsentLister interface {
-	ListUnsent(ctx context.Context, age time.Duration, after Key, limit int, each func(Key, Record)) error
-}
-
 // ListUnsent returns at most limit records with unsent messages, in the order of their keys, from the one
 // after the given key (the zero key: from the beginning). Pass the last key of a full page to get the next.
 // An age of a few minutes leaves out messages that are just being published.
-//
-// The repository must have a method
-//
-//	ListUnsent(ctx context.Context, age time.Duration, after Key, limit int, each func(Key, Record)) error
-//
-// as inboxsql.Repository has.
-func ListUnsent(ctx context.Context, repository Repository, age time.Duration, after Key, limit int) ([]Unsent, error) {
-	lister, ok := repository.(unsentLister)
-	if !ok {
-		return nil, fmt.Errorf("inbox: %T cannot list unsent messages", repository)
-	}
+func ListUnsent(ctx context.Context, records Records, age time.Duration, after Key, limit int) ([]Unsent, error) {
 	var list []Unsent
-	err := lister.ListUnsent(ctx, age, after, limit, func(key Key, record Record) {
+	selection := Selection{OlderThan: age, Unsent: true}
+	err := records.FindRecords(ctx, selection, after, limit, func(key Key, record Record) {
 		unsent := Unsent{Key: key, ProcessedAt: record.ProcessedAt}
 		unsent.Topic, unsent.Messages, unsent.Err = decodeProduced(record.Produced)
 		list = append(list, unsent)

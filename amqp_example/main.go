@@ -69,7 +69,9 @@ func run(naive bool, logger watermill.LoggerAdapter) error {
 		return err
 	}
 	// The retention is longer than the longest way on which a message can come back.
-	cleaner, err := inbox.NewCleaner(repository, inbox.CleanerOptions{Retention: 30 * 24 * time.Hour, Logger: logger})
+	cleaner, err := inbox.NewCleaner(repository, inbox.CleanerOptions{
+		Retention: inbox.Retention{Default: 30 * 24 * time.Hour}, Logger: logger,
+	})
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,8 @@ import (
 	"sync"
 
 	"github.com/ThreeDotsLabs/watermill"
+
+	inbox "github.com/devmappa/watermill-inbox"
 )
 
 // capture is a logger that keeps its lines.
@@ -49,4 +51,30 @@ func (c *capture) errors() []string {
 	c.lines.mutex.Lock()
 	defer c.lines.mutex.Unlock()
 	return slices.Clone(c.lines.error)
+}
+
+// observed keeps what an observer is told.
+type observed struct {
+	mutex sync.Mutex
+	list  []inbox.Observation
+}
+
+func (o *observed) add(observation inbox.Observation) {
+	o.mutex.Lock()
+	defer o.mutex.Unlock()
+	o.list = append(o.list, observation)
+}
+
+func (o *observed) all() []inbox.Observation {
+	o.mutex.Lock()
+	defer o.mutex.Unlock()
+	return slices.Clone(o.list)
+}
+
+func (o *observed) last() inbox.Observation {
+	all := o.all()
+	if len(all) == 0 {
+		return inbox.Observation{}
+	}
+	return all[len(all)-1]
 }

@@ -56,6 +56,9 @@ type Features struct {
 	// duplicate on its retry (REPEATABLE READ, SERIALIZABLE).
 	WaitingCopyFails bool
 
+	// WithoutRecords: the repository does not implement inbox.Records. What is about them is skipped.
+	WithoutRecords bool
+
 	// OneWriter: a claim waits for every open transaction, not just for its own key's.
 	OneWriter bool
 }
@@ -72,6 +75,8 @@ func TestRepository(t *testing.T, features Features, constructor func(t *testing
 		"Marking":     markingCases,
 		"Faults":      faultCases,
 		"Retention":   retentionCases,
+		"Records":     recordsCases,
+		"Age":         ageCases,
 	}
 	for family, cases := range families {
 		t.Run(family, func(t *testing.T) {
@@ -108,6 +113,19 @@ func testContext(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// records is the other side of the repository.
+func (k *kit) records() inbox.Records {
+	k.Helper()
+	if k.features.WithoutRecords {
+		k.Skip("the repository has no inbox.Records")
+	}
+	records, ok := k.Repository.(inbox.Records)
+	if !ok {
+		k.Fatalf("%T does not implement inbox.Records; set Features.WithoutRecords if that is meant", k.Repository)
+	}
+	return records
 }
 
 // wantEffects fails the test unless exactly these effects are committed, in any order.

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"slices"
-	"sort"
 	"strings"
 	"sync"
 	"time"
@@ -22,7 +20,10 @@ type MemoryRepository struct {
 	effects []string
 }
 
-var _ inbox.Repository = (*MemoryRepository)(nil)
+var (
+	_ inbox.Repository = (*MemoryRepository)(nil)
+	_ inbox.Records    = (*MemoryRepository)(nil)
+)
 
 // NewMemoryRepository returns an empty repository.
 func NewMemoryRepository() *MemoryRepository {
@@ -80,65 +81,6 @@ func (r *MemoryRepository) MarkSent(ctx context.Context, keys []inbox.Key) error
 			record.Produced = nil
 			r.records[key] = record
 		}
-	}
-	return nil
-}
-
-// DeleteProcessed implements [inbox.Repository].
-func (r *MemoryRepository) DeleteProcessed(ctx context.Context, age time.Duration, limit int) (int, error) {
-	if err := ctx.Err(); err != nil {
-		return 0, err
-	}
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	var expired []inbox.Key
-	for key, record := range r.records {
-		if time.Since(record.ProcessedAt) > age && record.Produced == nil {
-			expired = append(expired, key)
-		}
-	}
-	sort.Slice(expired, func(a, b int) bool {
-		return r.records[expired[a]].ProcessedAt.Before(r.records[expired[b]].ProcessedAt)
-	})
-	expired = expired[:min(limit, len(expired))]
-	for _, key := range expired {
-		delete(r.records, key)
-	}
-	return len(expired), nil
-}
-
-// CountUnsent implements [inbox.Repository].
-func (r *MemoryRepository) CountUnsent(ctx context.Context, age time.Duration) (int, error) {
-	if err := ctx.Err(); err != nil {
-		return 0, err
-	}
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	count := 0
-	for _, record := range r.records {
-		if time.Since(record.ProcessedAt) > age && record.Produced != nil {
-			count++
-		}
-	}
-	return count, nil
-}
-
-// ListUnsent serves [inbox.ListUnsent].
-func (r *MemoryRepository) ListUnsent(ctx context.Context, age time.Duration, after inbox.Key, limit int, each func(inbox.Key, inbox.Record)) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	var keys []inbox.Key
-	for key, record := range r.records {
-		if time.Since(record.ProcessedAt) > age && record.Produced != nil && compareKeys(key, after) > 0 {
-			keys = append(keys, key)
-		}
-	}
-	slices.SortFunc(keys, compareKeys)
-	for _, key := range keys[:min(limit, len(keys))] {
-		each(key, r.records[key])
 	}
 	return nil
 }

@@ -2,7 +2,12 @@ package inboxtest
 
 import (
 	"context"
+	"slices"
+	"strings"
+	"sync/atomic"
 	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
 
 	inbox "github.com/devmappa/watermill-inbox"
 )
@@ -40,7 +45,7 @@ var retentionCases = []kitCase{
 				k.Fatal(err)
 			}
 		}
-		deleted, err := k.Repository.DeleteProcessed(k.context(), time.Hour, 1)
+		deleted, err := k.records().DeleteProcessed(k.context(), consumer, time.Hour, 1)
 		if err != nil || deleted != 1 {
 			k.Fatalf("deleted %d, %v, want 1", deleted, err)
 		}
@@ -50,13 +55,7 @@ var retentionCases = []kitCase{
 	{"only expired unsent records are counted", func(k *kit) {
 		for i := range 2 {
 			key := k.key()
-			transaction := k.claim(k.context(), key)
-			if err := transaction.Store(k.context(), []byte("unsent")); err != nil {
-				k.Fatal(err)
-			}
-			if err := transaction.Commit(k.context()); err != nil {
-				k.Fatal(err)
-			}
+			k.processUnsent(key)
 			if i == 0 {
 				if err := k.Age(k.context(), key, 2*time.Hour); err != nil {
 					k.Fatal(err)
@@ -82,7 +81,7 @@ var retentionCases = []kitCase{
 		}
 		ctx, cancel := context.WithCancel(k.context())
 		cancel()
-		if pass, err := k.cleaner(time.Hour).Pass(ctx); err == nil || pass.Deleted != 0 {
+		if pass, err := k.cleaner(inbox.CleanerOptions{Retention: inbox.Retention{Default: time.Hour}}).Pass(ctx); err == nil || pass.Deleted != 0 {
 			k.Fatalf("pass %+v, %v, want an error", pass, err)
 		}
 		k.wantProcessed(key)
@@ -90,7 +89,9 @@ var retentionCases = []kitCase{
 	{"Run ends with its context", func(k *kit) {
 		ctx, cancel := context.WithCancel(k.context())
 		done := make(chan error, 1)
-		go func() { done <- k.cleaner(time.Hour).Run(ctx) }()
+		go func() {
+			done <- k.cleaner(inbox.CleanerOptions{Retention: inbox.Retention{Default: time.Hour}}).Run(ctx)
+		}()
 		cancel()
 		select {
 		case err := <-done:
@@ -101,12 +102,163 @@ var retentionCases = []kitCase{
 			k.Fatal("Run did not return")
 		}
 	}},
+	{"each consumer has its own retention", func(k *kit) {
+		keys := map[string]inbox.Key{}
+		for _, consumer := range []string{"default", "kept for ever", "short", "unsent"} {
+			key := k.key()
+			key.Consumer = consumer
+			keys[consumer] = key
+			if consumer == "unsent" {
+				k.processUnsent(key)
+			} else {
+				k.process(key, consumer)
+			}
+			if err := k.Age(k.context(), key, 2*time.Hour); err != nil {
+				k.Fatal(err)
+			}
+		}
+		retention := inbox.Retention{Default: 3 * time.Hour, Consumers: map[string]time.Duration{
+			"short": time.Hour, "kept for ever": inbox.KeepForever, "unsent": time.Hour,
+		}}
+		k.wantPassWith(inbox.CleanerOptions{Retention: retention}, inbox.CleanerPass{Deleted: 1, Unsent: 1})
+		retention.Default = time.Hour
+		k.wantPassWith(inbox.CleanerOptions{Retention: retention}, inbox.CleanerPass{Deleted: 1, Unsent: 1})
+		k.wantProcessed(keys["kept for ever"])
+		k.wantProcessed(keys["unsent"])
+		for _, consumer := range []string{"default", "short"} {
+			_ = k.claim(k.context(), keys[consumer]).Rollback()
+		}
+	}},
+	{"a retention of a consumer without records is said loudly", func(k *kit) {
+		k.process(k.key(), "effect")
+		logger := newCapture()
+		k.wantPassWith(inbox.CleanerOptions{Logger: logger, Retention: inbox.Retention{
+			Default: time.Hour, Consumers: map[string]time.Duration{"misspelt": inbox.KeepForever},
+		}}, inbox.CleanerPass{})
+		if lines := logger.errors(); len(lines) != 1 || !strings.Contains(lines[0], "misspelt") {
+			k.Fatalf("error lines are %q", lines)
+		}
+	}},
+	{"unsent records go only by their own limit, with a line for each", func(k *kit) {
+		old, older := k.key(), k.key()
+		for key, age := range map[inbox.Key]time.Duration{old: 2 * time.Hour, older: 5 * time.Hour} {
+			k.processUnsent(key)
+			if err := k.Age(k.context(), key, age); err != nil {
+				k.Fatal(err)
+			}
+		}
+		logger := newCapture()
+		options := inbox.CleanerOptions{Retention: inbox.Retention{Default: time.Hour}, Logger: logger}
+		k.wantPassWith(options, inbox.CleanerPass{Unsent: 2})
+		options.UnsentRetention = 4 * time.Hour
+		k.wantPassWith(options, inbox.CleanerPass{Unsent: 1, UnsentDeleted: 1})
+		k.wantProcessed(old)
+		_ = k.claim(k.context(), older).Rollback()
+		if lines := logger.errors(); len(lines) != 1 || !strings.Contains(lines[0], older.MessageID) {
+			k.Fatalf("error lines are %q, want one that names %s", lines, older)
+		}
+		// Shorter than the retention, it does not count.
+		options.Retention.Default = 3 * time.Hour
+		options.UnsentRetention = time.Hour
+		k.wantPassWith(options, inbox.CleanerPass{})
+	}},
+	{"progress is told after each batch and at the end", func(k *kit) {
+		for range 5 {
+			key := k.key()
+			k.process(key, key.MessageID)
+			if err := k.Age(k.context(), key, 2*time.Hour); err != nil {
+				k.Fatal(err)
+			}
+		}
+		var told []int
+		k.wantPassWith(inbox.CleanerOptions{
+			Retention: inbox.Retention{Default: time.Hour},
+			Progress:  func(pass inbox.CleanerPass) { told = append(told, pass.Deleted) },
+		}, inbox.CleanerPass{Deleted: 5})
+		if want := []int{2, 4, 5}; !slices.Equal(told, want) {
+			k.Fatalf("told %v, want %v", told, want)
+		}
+	}},
+	{"a record of the future is kept", func(k *kit) {
+		// As after a clock that was ahead and went back.
+		key := k.key()
+		k.process(key, "effect")
+		if err := k.Age(k.context(), key, -48*time.Hour); err != nil {
+			k.Fatal(err)
+		}
+		k.wantPass(time.Hour, inbox.CleanerPass{})
+		k.wantProcessed(key)
+	}},
+	{"the longest retention is no trouble", func(k *kit) {
+		k.process(k.key(), "effect")
+		k.wantPass(inbox.KeepForever-1, inbox.CleanerPass{})
+	}},
+	{"a copy that comes when its record has been deleted runs again", func(k *kit) {
+		var runs atomic.Int32
+		d := k.deliver(k.Repository, inbox.Options{}, false, k.effect(&runs))
+		key := k.key()
+		key.Consumer = consumer
+		d.want(acked, key)
+		if err := k.Age(k.context(), key, 2*time.Hour); err != nil {
+			k.Fatal(err)
+		}
+		d.want(acked, key)
+		k.wantRuns(&runs, 1)
+		k.wantPass(time.Hour, inbox.CleanerPass{Deleted: 1})
+		d.want(acked, key)
+		k.wantRuns(&runs, 2)
+	}},
+	{"a copy that races the deletion of its record is a duplicate or runs", func(k *kit) {
+		for range 20 {
+			var runs atomic.Int32
+			d := k.deliver(k.Repository, inbox.Options{}, false, func(*message.Message) ([]*message.Message, error) {
+				runs.Add(1)
+				return nil, nil
+			})
+			key := k.key()
+			key.Consumer = consumer
+			d.want(acked, key)
+			if err := k.Age(k.context(), key, 2*time.Hour); err != nil {
+				k.Fatal(err)
+			}
+			deleted := make(chan error, 1)
+			go func() {
+				_, err := k.cleaner(inbox.CleanerOptions{Retention: inbox.Retention{Default: time.Hour}}).Pass(k.context())
+				deleted <- err
+			}()
+			for got := nacked; got == nacked; { // a claim that meets the deletion may be told to try again
+				got = d.send(key, k.context())
+			}
+			if err := <-deleted; err != nil {
+				k.Fatal(err)
+			}
+			// Whatever it was, there is a record now, or the copy was a duplicate before the deletion.
+			if got := runs.Load(); got == 2 {
+				k.wantProcessed(key)
+			} else if got != 1 {
+				k.Fatalf("the handler ran %d times", got)
+			}
+		}
+	}},
+}
+
+// processUnsent claims the key and stores messages that nobody sends.
+func (k *kit) processUnsent(key inbox.Key) {
+	k.Helper()
+	transaction := k.claim(k.context(), key)
+	if err := transaction.Store(k.context(), []byte("unsent")); err != nil {
+		k.Fatal(err)
+	}
+	if err := transaction.Commit(k.context()); err != nil {
+		k.Fatal(err)
+	}
 }
 
 // cleaner makes batches of two, so that a handful of records takes several.
-func (k *kit) cleaner(retention time.Duration) *inbox.Cleaner {
+func (k *kit) cleaner(options inbox.CleanerOptions) *inbox.Cleaner {
 	k.Helper()
-	cleaner, err := inbox.NewCleaner(k.Repository, inbox.CleanerOptions{Retention: retention, BatchSize: 2, BatchPause: time.Millisecond})
+	options.BatchSize, options.BatchPause = 2, time.Millisecond
+	cleaner, err := inbox.NewCleaner(k.records(), options)
 	if err != nil {
 		k.Fatal(err)
 	}
@@ -115,7 +267,12 @@ func (k *kit) cleaner(retention time.Duration) *inbox.Cleaner {
 
 func (k *kit) wantPass(retention time.Duration, want inbox.CleanerPass) {
 	k.Helper()
-	got, err := k.cleaner(retention).Pass(k.context())
+	k.wantPassWith(inbox.CleanerOptions{Retention: inbox.Retention{Default: retention}}, want)
+}
+
+func (k *kit) wantPassWith(options inbox.CleanerOptions, want inbox.CleanerPass) {
+	k.Helper()
+	got, err := k.cleaner(options).Pass(k.context())
 	if err != nil || got != want {
 		k.Fatalf("pass %+v, %v, want %+v", got, err, want)
 	}

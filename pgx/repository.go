@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -46,7 +45,10 @@ type Repository struct {
 	checked   atomic.Bool
 }
 
-var _ inbox.Repository = (*Repository)(nil)
+var (
+	_ inbox.Repository = (*Repository)(nil)
+	_ inbox.Records    = (*Repository)(nil)
+)
 
 // NewRepository returns a repository on the pool. It opens no connection, so that a service may start
 // before its database. The pool stays the caller's, who closes it.
@@ -135,53 +137,17 @@ func (r *Repository) MarkSent(ctx context.Context, keys []inbox.Key) error {
 	if len(keys) == 0 {
 		return nil
 	}
-	keys = slices.Clone(keys)
-	slices.SortFunc(keys, func(a, b inbox.Key) int {
-		return cmp.Or(strings.Compare(a.Consumer, b.Consumer), strings.Compare(a.MessageID, b.MessageID))
-	})
-	query := r.schema.MarkSentQuery(inboxsql.MarkSentParams{Table: r.table(), Keys: keys})
+	query := r.schema.MarkSentQuery(inboxsql.MarkSentParams{Table: r.table(), Keys: sortedKeys(keys)})
 	if _, err := r.pool.Exec(ctx, query.Query); err != nil {
 		return fmt.Errorf("inboxpgx: cannot mark stored messages as sent: %w", err)
 	}
 	return nil
 }
 
-// DeleteProcessed implements [inbox.Repository].
-func (r *Repository) DeleteProcessed(ctx context.Context, age time.Duration, limit int) (int, error) {
-	query := r.schema.DeleteProcessedQuery(inboxsql.DeleteProcessedParams{Table: r.table(), Age: age, Limit: limit})
-	tag, err := r.pool.Exec(ctx, query.Query)
-	if err != nil {
-		return 0, fmt.Errorf("inboxpgx: cannot delete processed records: %w", err)
-	}
-	return int(tag.RowsAffected()), nil
-}
-
-// CountUnsent implements [inbox.Repository].
-func (r *Repository) CountUnsent(ctx context.Context, age time.Duration) (int, error) {
-	var count int
-	query := r.schema.CountUnsentQuery(inboxsql.CountUnsentParams{Table: r.table(), Age: age})
-	err := r.read(ctx, query, []any{&count}, func() {})
-	if err != nil {
-		return 0, fmt.Errorf("inboxpgx: cannot count unsent records: %w", err)
-	}
-	return count, nil
-}
-
-// ListUnsent serves [inbox.ListUnsent].
-func (r *Repository) ListUnsent(ctx context.Context, age time.Duration, after inbox.Key, limit int, each func(inbox.Key, inbox.Record)) error {
-	var (
-		key         inbox.Key
-		processedAt int64
-		produced    []byte
-	)
-	query := r.schema.ListUnsentQuery(inboxsql.ListUnsentParams{Table: r.table(), Age: age, After: after, Limit: limit})
-	err := r.read(ctx, query, []any{&key.Consumer, &key.MessageID, &processedAt, &produced}, func() {
-		each(key, inbox.Record{ProcessedAt: time.UnixMicro(processedAt), Produced: produced})
+func sortedKeys(keys []inbox.Key) []inbox.Key {
+	return slices.SortedFunc(slices.Values(keys), func(a, b inbox.Key) int {
+		return cmp.Or(strings.Compare(a.Consumer, b.Consumer), strings.Compare(a.MessageID, b.MessageID))
 	})
-	if err != nil {
-		return fmt.Errorf("inboxpgx: cannot list unsent records: %w", err)
-	}
-	return nil
 }
 
 // read runs a query on the pool and calls the function for each row, which it has scanned.

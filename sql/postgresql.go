@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/lib/pq"
+
+	inbox "github.com/devmappa/watermill-inbox"
 )
 
 // DefaultPostgreSQLSchema is the [SchemaAdapter] for PostgreSQL 12 and later. It is made for lib/pq and
@@ -79,40 +81,18 @@ func knowsItsTransaction(d driver.Driver) bool {
 
 // MarkSentQuery implements [SchemaAdapter].
 func (DefaultPostgreSQLSchema) MarkSentQuery(params MarkSentParams) Query {
-	keys := make([]string, len(params.Keys))
-	for i, key := range params.Keys {
-		keys[i] = `(` + pq.QuoteLiteral(key.Consumer) + `, ` + pq.QuoteLiteral(key.MessageID) + `)`
-	}
 	// The sub-select locks in the order of the key; an UPDATE alone locks in the order of its plan.
 	return Query{Query: fmt.Sprintf(`UPDATE %[1]s SET "dispatched_at" = now(), "produced" = NULL WHERE ("consumer", "message_id") IN (`+
 		`SELECT "consumer", "message_id" FROM %[1]s WHERE ("consumer", "message_id") IN (%[2]s) AND "produced" IS NOT NULL `+
-		`ORDER BY "consumer", "message_id" FOR UPDATE)`, params.Table.Quoted(), strings.Join(keys, ", "))}
+		`ORDER BY "consumer", "message_id" FOR UPDATE)`, params.Table.Quoted(), literalKeys(params.Keys))}
 }
 
-// DeleteProcessedQuery implements [SchemaAdapter]. The array makes it a scan of just these places; a place is
-// unique only within its partition. Rows that another cleaner has locked are its own to delete.
-func (DefaultPostgreSQLSchema) DeleteProcessedQuery(params DeleteProcessedParams) Query {
-	expired := fmt.Sprintf(`"processed_at" < now() - %s AND ("produced" IS NULL OR "dispatched_at" IS NOT NULL)`,
-		interval(params.Age.Microseconds()))
-	return Query{Query: fmt.Sprintf(`WITH expired AS MATERIALIZED (SELECT tableoid AS part, ctid AS place FROM %[1]s WHERE %[2]s `+
-		`ORDER BY "processed_at" LIMIT %[3]d FOR UPDATE SKIP LOCKED) `+
-		`DELETE FROM %[1]s AS record USING expired WHERE record.ctid = ANY (ARRAY(SELECT place FROM expired)) `+
-		`AND record.ctid = expired.place AND record.tableoid = expired.part`, params.Table.Quoted(), expired, params.Limit)}
-}
-
-// CountUnsentQuery implements [SchemaAdapter].
-func (DefaultPostgreSQLSchema) CountUnsentQuery(params CountUnsentParams) Query {
-	return Query{Query: fmt.Sprintf(`SELECT count(*) FROM %s WHERE "processed_at" < now() - %s `+
-		`AND "produced" IS NOT NULL AND "dispatched_at" IS NULL`, params.Table.Quoted(), interval(params.Age.Microseconds()))}
-}
-
-// ListUnsentQuery implements [SchemaAdapter].
-func (DefaultPostgreSQLSchema) ListUnsentQuery(params ListUnsentParams) Query {
-	return Query{Query: fmt.Sprintf(`SELECT "consumer", "message_id", %s, "produced" FROM %s WHERE "processed_at" < now() - %s `+
-		`AND "produced" IS NOT NULL AND "dispatched_at" IS NULL AND ("consumer", "message_id") > (%s, %s) `+
-		`ORDER BY "consumer", "message_id" LIMIT %d`,
-		postgreSQLProcessedAt, params.Table.Quoted(), interval(params.Age.Microseconds()),
-		pq.QuoteLiteral(params.After.Consumer), pq.QuoteLiteral(params.After.MessageID), params.Limit)}
+func literalKeys(keys []inbox.Key) string {
+	literals := make([]string, len(keys))
+	for i, key := range keys {
+		literals[i] = `(` + pq.QuoteLiteral(key.Consumer) + `, ` + pq.QuoteLiteral(key.MessageID) + `)`
+	}
+	return strings.Join(literals, ", ")
 }
 
 // CheckQuery implements [SchemaAdapter].

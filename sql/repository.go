@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	inbox "github.com/devmappa/watermill-inbox"
 )
@@ -45,7 +44,10 @@ type beginClaimer interface {
 	BeginClaimQuery(params KeyParams) Query
 }
 
-var _ inbox.Repository = (*Repository)(nil)
+var (
+	_ inbox.Repository = (*Repository)(nil)
+	_ inbox.Records    = (*Repository)(nil)
+)
 
 // NewRepository returns a repository on the pool. It opens no connection, so that a service may start
 // before its database. The pool stays the caller's, who closes it.
@@ -117,59 +119,15 @@ func (r *Repository) MarkSent(ctx context.Context, keys []inbox.Key) error {
 	if len(keys) == 0 {
 		return nil
 	}
-	keys = slices.Clone(keys)
-	slices.SortFunc(keys, func(a, b inbox.Key) int {
-		return cmp.Or(strings.Compare(a.Consumer, b.Consumer), strings.Compare(a.MessageID, b.MessageID))
-	})
-	query := r.schema.MarkSentQuery(MarkSentParams{Table: r.table(), Keys: keys})
+	query := r.schema.MarkSentQuery(MarkSentParams{Table: r.table(), Keys: sortedKeys(keys)})
 	if _, err := r.db.ExecContext(ctx, query.Query, query.Args...); err != nil {
 		return fmt.Errorf("inboxsql: cannot mark stored messages as sent: %w", err)
 	}
 	return nil
 }
 
-// DeleteProcessed implements [inbox.Repository].
-func (r *Repository) DeleteProcessed(ctx context.Context, age time.Duration, limit int) (int, error) {
-	query := r.schema.DeleteProcessedQuery(DeleteProcessedParams{Table: r.table(), Age: age, Limit: limit})
-	result, err := r.db.ExecContext(ctx, query.Query, query.Args...)
-	if err != nil {
-		return 0, fmt.Errorf("inboxsql: cannot delete processed records: %w", err)
-	}
-	deleted, err := result.RowsAffected()
-	return int(deleted), err
-}
-
-// CountUnsent implements [inbox.Repository].
-func (r *Repository) CountUnsent(ctx context.Context, age time.Duration) (int, error) {
-	query := r.schema.CountUnsentQuery(CountUnsentParams{Table: r.table(), Age: age})
-	var count int
-	if err := r.db.QueryRowContext(ctx, query.Query, query.Args...).Scan(&count); err != nil {
-		return 0, fmt.Errorf("inboxsql: cannot count unsent records: %w", err)
-	}
-	return count, nil
-}
-
-// ListUnsent serves [inbox.ListUnsent].
-func (r *Repository) ListUnsent(ctx context.Context, age time.Duration, after inbox.Key, limit int, each func(inbox.Key, inbox.Record)) error {
-	query := r.schema.ListUnsentQuery(ListUnsentParams{Table: r.table(), Age: age, After: after, Limit: limit})
-	rows, err := r.db.QueryContext(ctx, query.Query, query.Args...)
-	if err != nil {
-		return fmt.Errorf("inboxsql: cannot list unsent records: %w", err)
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var (
-			key         inbox.Key
-			processedAt int64
-			produced    []byte
-		)
-		if err := rows.Scan(&key.Consumer, &key.MessageID, &processedAt, &produced); err != nil {
-			return fmt.Errorf("inboxsql: cannot list unsent records: %w", err)
-		}
-		each(key, inbox.Record{ProcessedAt: time.UnixMicro(processedAt), Produced: produced})
-	}
-	if err := rows.Err(); err != nil {
-		return fmt.Errorf("inboxsql: cannot list unsent records: %w", err)
-	}
-	return nil
+func sortedKeys(keys []inbox.Key) []inbox.Key {
+	return slices.SortedFunc(slices.Values(keys), func(a, b inbox.Key) int {
+		return cmp.Or(strings.Compare(a.Consumer, b.Consumer), strings.Compare(a.MessageID, b.MessageID))
+	})
 }

@@ -100,20 +100,14 @@ func (r *Repository) Check(ctx context.Context) error {
 
 // texts runs a query on the pool that selects one column of texts.
 func (r *Repository) texts(ctx context.Context, query Query) ([]string, error) {
-	rows, err := r.db.QueryContext(ctx, query.Query, query.Args...)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
 	var texts []string
-	for rows.Next() {
+	err := r.rows(ctx, query, func(rows *sql.Rows) error {
 		var text string
-		if err := rows.Scan(&text); err != nil {
-			return nil, err
-		}
+		err := rows.Scan(&text)
 		texts = append(texts, text)
-	}
-	return texts, rows.Err()
+		return err
+	})
+	return texts, err
 }
 
 // find looks once in which schema the table is.

@@ -34,15 +34,32 @@ type SchemaAdapter interface {
 	// messages. The keys are sorted, so that statements lock in one order.
 	MarkSentQuery(params MarkSentParams) Query
 
-	// DeleteProcessedQuery deletes as inbox.Repository.DeleteProcessed says.
+	// ConsumersQuery selects consumer and the database's time as microseconds since 1970: a row for each consumer
+	// that has records, in order, and one with an empty name. It does not read the whole table.
+	ConsumersQuery(params CheckParams) Query
+
+	// CleanerLockQuery selects 1 when this transaction holds the lock of the table's cleaners until its end, and
+	// 0 at once when another one does. Empty text: not needed.
+	CleanerLockQuery(params CheckParams) Query
+
+	// DeleteProcessedQuery deletes as inbox.Records.DeleteProcessed says.
 	DeleteProcessedQuery(params DeleteProcessedParams) Query
 
-	// CountUnsentQuery selects the number that inbox.Repository.CountUnsent returns.
-	CountUnsentQuery(params CountUnsentParams) Query
+	// CountQuery selects the number of the records of a selection.
+	CountQuery(params CountParams) Query
 
-	// ListUnsentQuery selects consumer, message_id, processed_at as microseconds since 1970, and produced of
-	// the records that [Repository.ListUnsent] lists.
-	ListUnsentQuery(params ListUnsentParams) Query
+	// FindQuery selects consumer, message_id, processed_at as microseconds since 1970, and produced, which is NULL
+	// when the messages are known to be sent, as inbox.Records.FindRecords says.
+	FindQuery(params FindParams) Query
+
+	// DeleteRecordsQuery deletes the records of the keys. The keys are sorted, so that statements lock in one
+	// order.
+	DeleteRecordsQuery(params DeleteRecordsParams) Query
+
+	// StatisticsQuery selects consumer, the number of records, how many of them are unsent, processed_at of the
+	// first and the last one as microseconds since 1970, how many were claimed in the last 24 hours, and 0: a row
+	// for each consumer, in order. One more row, with an empty name, has the table's size in bytes at the end.
+	StatisticsQuery(params CheckParams) Query
 
 	// CheckQuery selects one text per fault that would make the inbox unsafe or unusable; no row when
 	// all is well. See [Repository.Check] for what it looks at.
@@ -113,26 +130,33 @@ type MarkSentParams struct {
 
 // DeleteProcessedParams are the parameters of DeleteProcessedQuery.
 type DeleteProcessedParams struct {
-	Table Table
-	Age   time.Duration
-	Limit int
+	Table    Table
+	Consumer string
+	Age      time.Duration
+	Limit    int
 }
 
-// CountUnsentParams are the parameters of CountUnsentQuery.
-type CountUnsentParams struct {
-	Table Table
-	Age   time.Duration
+// CountParams are the parameters of CountQuery.
+type CountParams struct {
+	Table     Table
+	Selection inbox.Selection
 }
 
-// ListUnsentParams are the parameters of ListUnsentQuery.
-type ListUnsentParams struct {
-	Table Table
-	Age   time.Duration
-	After inbox.Key // the zero key, or a valid one
-	Limit int
+// FindParams are the parameters of FindQuery.
+type FindParams struct {
+	Table     Table
+	Selection inbox.Selection
+	After     inbox.Key // the zero key, or a valid one
+	Limit     int
 }
 
-// CheckParams are the parameters of CheckQuery.
+// DeleteRecordsParams are the parameters of DeleteRecordsQuery.
+type DeleteRecordsParams struct {
+	Table Table
+	Keys  []inbox.Key // at least one
+}
+
+// CheckParams are the parameters of queries about the whole table.
 type CheckParams struct {
 	Table Table
 }

@@ -3,6 +3,8 @@ package inboxsql
 import (
 	"errors"
 	"strings"
+
+	inbox "github.com/devmappa/watermill-inbox"
 )
 
 // DefaultSQLiteSchema is the [SchemaAdapter] for SQLite 3.24 and later, with any driver.
@@ -46,35 +48,16 @@ func (DefaultSQLiteSchema) ProveOpenQuery(ProofParams) Query {
 
 // MarkSentQuery implements [SchemaAdapter].
 func (DefaultSQLiteSchema) MarkSentQuery(params MarkSentParams) Query {
-	var args []any
-	for _, key := range params.Keys {
-		args = append(args, key.Consumer, key.MessageID)
-	}
-	values := strings.TrimSuffix(strings.Repeat("(?, ?), ", len(params.Keys)), ", ")
+	values, args := sqliteKeys(params.Keys)
 	return Query{`UPDATE ` + params.Table.Quoted() + ` SET "dispatched_at" = ` + sqliteNow + `, "produced" = NULL ` +
 		`WHERE "produced" IS NOT NULL AND ("consumer", "message_id") IN (VALUES ` + values + `)`, args}
 }
 
-// DeleteProcessedQuery implements [SchemaAdapter].
-func (DefaultSQLiteSchema) DeleteProcessedQuery(params DeleteProcessedParams) Query {
-	return Query{`DELETE FROM ` + params.Table.Quoted() + ` WHERE ("consumer", "message_id") IN (` +
-		`SELECT "consumer", "message_id" FROM ` + params.Table.Quoted() + ` WHERE "processed_at" < ` + sqliteNow + ` - ? ` +
-		`AND ("produced" IS NULL OR "dispatched_at" IS NOT NULL) ORDER BY "processed_at" LIMIT ?)`,
-		[]any{params.Age.Milliseconds(), params.Limit}}
-}
-
-// CountUnsentQuery implements [SchemaAdapter].
-func (DefaultSQLiteSchema) CountUnsentQuery(params CountUnsentParams) Query {
-	return Query{`SELECT count(*) FROM ` + params.Table.Quoted() + ` WHERE "processed_at" < ` + sqliteNow + ` - ? ` +
-		`AND "produced" IS NOT NULL AND "dispatched_at" IS NULL`, []any{params.Age.Milliseconds()}}
-}
-
-// ListUnsentQuery implements [SchemaAdapter].
-func (DefaultSQLiteSchema) ListUnsentQuery(params ListUnsentParams) Query {
-	return Query{`SELECT "consumer", "message_id", "processed_at" * 1000, "produced" FROM ` + params.Table.Quoted() +
-		` WHERE "processed_at" < ` + sqliteNow + ` - ? AND "produced" IS NOT NULL AND "dispatched_at" IS NULL ` +
-		`AND ("consumer", "message_id") > (?, ?) ORDER BY "consumer", "message_id" LIMIT ?`,
-		[]any{params.Age.Milliseconds(), params.After.Consumer, params.After.MessageID, params.Limit}}
+func sqliteKeys(keys []inbox.Key) (values string, args []any) {
+	for _, key := range keys {
+		args = append(args, key.Consumer, key.MessageID)
+	}
+	return strings.TrimSuffix(strings.Repeat("(?, ?), ", len(keys)), ", "), args
 }
 
 // CheckQuery implements [SchemaAdapter].

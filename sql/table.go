@@ -9,7 +9,7 @@ import (
 
 const (
 	defaultTable = "watermill_inbox"
-	indexSuffix  = "_processed_at_idx"
+	indexSuffix  = "_consumer_processed_at_idx"
 )
 
 // identifier leaves out what would need quoting, so that the same name works unquoted in a migration.

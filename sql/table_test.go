@@ -11,7 +11,7 @@ import (
 // FuzzParseTable: a name is refused, or it means the same to every database, quoted or not, whole and not cut.
 func FuzzParseTable(f *testing.F) {
 	for _, name := range []string{"", "inbox", "shop.inbox", "a.b.c", ".", "a.", ".a", "1", "_", "A1_", "ä", "a\n", "a\x00", "\xff", " a", "a b",
-		`a"b`, `"a"`, `a";DROP TABLE b;--`, "select", "watermill_inbox", "shop.watermill_inbox", "watermill_inbox_processed_at_idx",
+		`a"b`, `"a"`, `a";DROP TABLE b;--`, "select", "watermill_inbox", "shop.watermill_inbox", "watermill_inbox_consumer_processed_at_idx",
 		"pg_class", "temp.inbox",
 		strings.Repeat("x", 46), strings.Repeat("x", 47), strings.Repeat("s", 63) + ".x", strings.Repeat("s", 64) + ".x"} {
 		f.Add(name)
@@ -27,7 +27,7 @@ func FuzzParseTable(f *testing.F) {
 			parts = []string{"watermill_inbox"}
 		}
 		name, schema := parts[len(parts)-1], ""
-		ok := len(parts) <= 2 && valid(name, 63-len("_processed_at_idx"))
+		ok := len(parts) <= 2 && valid(name, 63-len("_consumer_processed_at_idx"))
 		quoted := `"` + name + `"`
 		if len(parts) == 2 {
 			schema = parts[0]
@@ -57,8 +57,8 @@ func FuzzParseTable(f *testing.F) {
 			adapter              inboxsql.SchemaAdapter
 			createIndex, onTable string
 		}{
-			"PostgreSQL": {inboxsql.DefaultPostgreSQLSchema{}, `"` + name + `_processed_at_idx"`, quoted},
-			"SQLite":     {inboxsql.DefaultSQLiteSchema{}, strings.TrimSuffix(quoted, `"`) + `_processed_at_idx"`, `"` + name + `"`},
+			"PostgreSQL": {inboxsql.DefaultPostgreSQLSchema{}, `"` + name + `_consumer_processed_at_idx"`, quoted},
+			"SQLite":     {inboxsql.DefaultSQLiteSchema{}, strings.TrimSuffix(quoted, `"`) + `_consumer_processed_at_idx"`, `"` + name + `"`},
 		} {
 			var queries strings.Builder
 			for _, query := range c.adapter.SchemaInitializingQueries(inboxsql.SchemaInitializingQueriesParams{Table: table}) {
@@ -66,7 +66,7 @@ func FuzzParseTable(f *testing.F) {
 			}
 			for _, want := range []string{
 				"\nCREATE TABLE IF NOT EXISTS " + quoted + " (\n",
-				"\nCREATE INDEX IF NOT EXISTS " + c.createIndex + " ON " + c.onTable + ` ("processed_at");`,
+				"\nCREATE INDEX IF NOT EXISTS " + c.createIndex + " ON " + c.onTable + ` ("consumer", "processed_at");`,
 			} {
 				if strings.Count(queries.String(), want) != 1 {
 					t.Fatalf("%s: not once %s in %s", database, want, queries.String())

@@ -108,7 +108,7 @@ func TestConvertUnderLoad(t *testing.T) {
 		if got := db.Count(t, `SELECT count(*) FROM pg_constraint WHERE contype = 'c' AND connamespace = current_schema()::regnamespace`); got != 0 {
 			t.Errorf("%d CHECKs are left", got)
 		}
-		if got := db.Count(t, `SELECT count(*) FROM pg_indexes WHERE schemaname = current_schema() AND tablename = 'watermill_inbox' AND indexname IN ('watermill_inbox_pkey', 'watermill_inbox_processed_at_idx')`); got != 2 {
+		if got := db.Count(t, `SELECT count(*) FROM pg_indexes WHERE schemaname = current_schema() AND tablename = 'watermill_inbox' AND indexname IN ('watermill_inbox_pkey', 'watermill_inbox_consumer_processed_at_idx')`); got != 2 {
 			t.Errorf("%d indexes have their names", got)
 		}
 		if got := db.Count(t, `SELECT count(*) FROM watermill_inbox_old`); got < 20 {

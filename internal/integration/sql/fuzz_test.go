@@ -136,7 +136,7 @@ func FuzzTable(f *testing.F) {
 			if made := texts(t, c.db, c.tables); len(made) != 1 || made[0] != want {
 				t.Fatalf("%s: %q made %q", c.db.Driver, table, made)
 			}
-			if made := c.db.Count(t, c.indexes, want, want+"_processed_at_idx"); made != 1 {
+			if made := c.db.Count(t, c.indexes, want, want+"_consumer_processed_at_idx"); made != 1 {
 				t.Fatalf("%s: %q made %d indexes", c.db.Driver, table, made)
 			}
 			use(t, repository)
@@ -188,17 +188,17 @@ func use(t *testing.T, repository *inboxsql.Repository) {
 		}
 	}
 	listed := 0
-	err := repository.ListUnsent(ctx, -time.Hour, inbox.Key{}, 2, func(inbox.Key, inbox.Record) { listed++ })
+	err := repository.FindRecords(ctx, inbox.Selection{Unsent: true}, inbox.Key{}, 2, func(inbox.Key, inbox.Record) { listed++ })
 	if err != nil || listed != 1 {
 		t.Fatalf("%d unsent are listed, %v", listed, err)
 	}
-	if unsent, err := repository.CountUnsent(ctx, -time.Hour); err != nil || unsent != 1 {
+	if unsent, err := repository.CountRecords(ctx, inbox.Selection{Unsent: true}); err != nil || unsent != 1 {
 		t.Fatalf("%d unsent, %v", unsent, err)
 	}
 	if err := repository.MarkSent(ctx, []inbox.Key{key}); err != nil {
 		t.Fatal(err)
 	}
-	if deleted, err := repository.DeleteProcessed(ctx, -time.Hour, 2); err != nil || deleted != 1 {
+	if deleted, err := repository.DeleteProcessed(ctx, key.Consumer, -time.Hour, 2); err != nil || deleted != 1 {
 		t.Fatalf("%d deleted, %v", deleted, err)
 	}
 }

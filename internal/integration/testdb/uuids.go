@@ -46,7 +46,7 @@ func ID(kind inboxsql.IDKind, at time.Time, n int) string {
 // UUIDs makes the subject's repository take UUIDv7s where the kit has any texts, in the same order as far as
 // the kit looks at it.
 func UUIDs(subject inboxtest.Subject) inboxtest.Subject {
-	u := &uuids{Repository: subject.Repository, uuids: map[string]string{}, texts: map[string]string{}}
+	u := &uuids{repository: subject.Repository.(repository), uuids: map[string]string{}, texts: map[string]string{}}
 	age := subject.Age
 	subject.Repository = u
 	subject.Age = func(ctx context.Context, key inbox.Key, by time.Duration) error { return age(ctx, u.key(key), by) }
@@ -54,9 +54,14 @@ func UUIDs(subject inboxtest.Subject) inboxtest.Subject {
 }
 
 type uuids struct {
-	inbox.Repository
+	repository
 	mutex        sync.Mutex
 	uuids, texts map[string]string
+}
+
+type repository interface {
+	inbox.Repository
+	inbox.Records
 }
 
 func (u *uuids) key(key inbox.Key) inbox.Key {
@@ -77,24 +82,39 @@ func (u *uuids) key(key inbox.Key) inbox.Key {
 }
 
 func (u *uuids) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
-	return u.Repository.Claim(ctx, u.key(key))
+	return u.repository.Claim(ctx, u.key(key))
 }
 
 func (u *uuids) MarkSent(ctx context.Context, keys []inbox.Key) error {
-	inner := make([]inbox.Key, len(keys))
-	for i, key := range keys {
-		inner[i] = u.key(key)
-	}
-	return u.Repository.MarkSent(ctx, inner)
+	return u.repository.MarkSent(ctx, u.keys(keys))
 }
 
-func (u *uuids) ListUnsent(ctx context.Context, age time.Duration, after inbox.Key, limit int, each func(inbox.Key, inbox.Record)) error {
-	return u.Repository.(interface {
-		ListUnsent(context.Context, time.Duration, inbox.Key, int, func(inbox.Key, inbox.Record)) error
-	}).ListUnsent(ctx, age, u.key(after), limit, func(key inbox.Key, record inbox.Record) {
+func (u *uuids) DeleteRecords(ctx context.Context, keys []inbox.Key) (int, error) {
+	return u.repository.DeleteRecords(ctx, u.keys(keys))
+}
+
+func (u *uuids) CountRecords(ctx context.Context, selection inbox.Selection) (int, error) {
+	return u.repository.CountRecords(ctx, u.selection(selection))
+}
+
+func (u *uuids) FindRecords(ctx context.Context, selection inbox.Selection, after inbox.Key, limit int, each func(inbox.Key, inbox.Record)) error {
+	return u.repository.FindRecords(ctx, u.selection(selection), u.key(after), limit, func(key inbox.Key, record inbox.Record) {
 		u.mutex.Lock()
 		key.MessageID = u.texts[key.MessageID]
 		u.mutex.Unlock()
 		each(key, record)
 	})
+}
+
+func (u *uuids) selection(selection inbox.Selection) inbox.Selection {
+	selection.MessageID = u.key(inbox.Key{MessageID: selection.MessageID}).MessageID
+	return selection
+}
+
+func (u *uuids) keys(keys []inbox.Key) []inbox.Key {
+	inner := make([]inbox.Key, len(keys))
+	for i, key := range keys {
+		inner[i] = u.key(key)
+	}
+	return inner
 }

@@ -13,8 +13,8 @@ CREATE TABLE IF NOT EXISTS "watermill_inbox" (
     PRIMARY KEY ("consumer", "message_id")
 );
 
--- Finds what the Cleaner deletes.
-CREATE INDEX IF NOT EXISTS "watermill_inbox_processed_at_idx" ON "watermill_inbox" ("processed_at");
+-- Finds what the Cleaner deletes, for each consumer by its own retention.
+CREATE INDEX IF NOT EXISTS "watermill_inbox_consumer_processed_at_idx" ON "watermill_inbox" ("consumer", "processed_at");
 
 -- The least that a consumer needs, and a Cleaner under a role of its own:
 --   GRANT SELECT, INSERT, UPDATE ON "watermill_inbox" TO your_consumer_role;

@@ -18,7 +18,7 @@ CREATE TABLE IF NOT EXISTS "watermill_inbox" (
 ) PARTITION BY RANGE ("message_id");
 
 -- Finds records by age, as unsent ones.
-CREATE INDEX IF NOT EXISTS "watermill_inbox_processed_at_idx" ON "watermill_inbox" ("processed_at");
+CREATE INDEX IF NOT EXISTS "watermill_inbox_consumer_processed_at_idx" ON "watermill_inbox" ("consumer", "processed_at");
 
 -- The least that a consumer needs; its partitions need no grants of their own:
 --   GRANT SELECT, INSERT, UPDATE ON "watermill_inbox" TO your_consumer_role;

@@ -11,5 +11,5 @@ CREATE TABLE IF NOT EXISTS "watermill_inbox" (
     PRIMARY KEY ("consumer", "message_id")
 ) WITHOUT ROWID;
 
--- Finds what the Cleaner deletes.
-CREATE INDEX IF NOT EXISTS "watermill_inbox_processed_at_idx" ON "watermill_inbox" ("processed_at");
+-- Finds what the Cleaner deletes, for each consumer by its own retention.
+CREATE INDEX IF NOT EXISTS "watermill_inbox_consumer_processed_at_idx" ON "watermill_inbox" ("consumer", "processed_at");

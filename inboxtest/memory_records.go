@@ -1,0 +1,130 @@
+package inboxtest
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	inbox "github.com/devmappa/watermill-inbox"
+)
+
+// Consumers implements [inbox.Records].
+func (r *MemoryRepository) Consumers(ctx context.Context) (consumers []string, now time.Time, err error) {
+	err = r.locked(ctx, func() {
+		for key := range r.records {
+			consumers = append(consumers, key.Consumer)
+		}
+	})
+	slices.Sort(consumers)
+	return slices.Compact(consumers), time.Now(), err
+}
+
+// DeleteProcessed implements [inbox.Records]. It is over before another call begins.
+func (r *MemoryRepository) DeleteProcessed(ctx context.Context, consumer string, age time.Duration, limit int) (deleted int, err error) {
+	err = r.locked(ctx, func() {
+		var expired []inbox.Key
+		for key, record := range r.records {
+			if record.Produced == nil && selected(inbox.Selection{Consumer: consumer, OlderThan: age}, key, record) {
+				expired = append(expired, key)
+			}
+		}
+		slices.SortFunc(expired, func(a, b inbox.Key) int {
+			return r.records[a].ProcessedAt.Compare(r.records[b].ProcessedAt)
+		})
+		for _, key := range expired[:min(limit, len(expired))] {
+			delete(r.records, key)
+			deleted++
+		}
+	})
+	return deleted, err
+}
+
+// CountRecords implements [inbox.Records].
+func (r *MemoryRepository) CountRecords(ctx context.Context, selection inbox.Selection) (count int, err error) {
+	err = r.locked(ctx, func() {
+		for key, record := range r.records {
+			if selected(selection, key, record) {
+				count++
+			}
+		}
+	})
+	return count, err
+}
+
+// FindRecords implements [inbox.Records].
+func (r *MemoryRepository) FindRecords(ctx context.Context, selection inbox.Selection, after inbox.Key, limit int, each func(inbox.Key, inbox.Record)) error {
+	return r.locked(ctx, func() {
+		var keys []inbox.Key
+		for key, record := range r.records {
+			if selected(selection, key, record) && compareKeys(key, after) > 0 {
+				keys = append(keys, key)
+			}
+		}
+		slices.SortFunc(keys, compareKeys)
+		for _, key := range keys[:min(limit, len(keys))] {
+			each(key, r.records[key])
+		}
+	})
+}
+
+// DeleteRecords implements [inbox.Records].
+func (r *MemoryRepository) DeleteRecords(ctx context.Context, keys []inbox.Key) (deleted int, err error) {
+	err = r.locked(ctx, func() {
+		for _, key := range keys {
+			if _, ok := r.records[key]; ok {
+				delete(r.records, key)
+				deleted++
+			}
+		}
+	})
+	return deleted, err
+}
+
+// Statistics implements [inbox.Records].
+func (r *MemoryRepository) Statistics(ctx context.Context) (statistics inbox.Statistics, err error) {
+	consumers, now, err := r.Consumers(ctx)
+	if err != nil {
+		return inbox.Statistics{}, err
+	}
+	for _, consumer := range consumers {
+		s := inbox.ConsumerStatistics{Consumer: consumer}
+		err = r.FindRecords(ctx, inbox.Selection{Consumer: consumer}, inbox.Key{}, maxRecords, func(_ inbox.Key, record inbox.Record) {
+			s.Records++
+			if record.Produced != nil {
+				s.Unsent++
+			}
+			if now.Sub(record.ProcessedAt) < 24*time.Hour {
+				s.LastDay++
+			}
+			if s.Oldest.IsZero() || record.ProcessedAt.Before(s.Oldest) {
+				s.Oldest = record.ProcessedAt
+			}
+			if record.ProcessedAt.After(s.Newest) {
+				s.Newest = record.ProcessedAt
+			}
+		})
+		statistics.Consumers = append(statistics.Consumers, s)
+	}
+	return statistics, err
+}
+
+const maxRecords = 1 << 31
+
+func (r *MemoryRepository) locked(ctx context.Context, do func()) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	do()
+	return nil
+}
+
+func selected(s inbox.Selection, key inbox.Key, record inbox.Record) bool {
+	return (s.Consumer == "" || s.Consumer == key.Consumer) &&
+		(s.MessageID == "" || s.MessageID == key.MessageID) &&
+		(s.From.IsZero() || !record.ProcessedAt.Before(s.From)) &&
+		(s.To.IsZero() || record.ProcessedAt.Before(s.To)) &&
+		(s.OlderThan == 0 || time.Since(record.ProcessedAt) > s.OlderThan) &&
+		(!s.Unsent || record.Produced != nil)
+}

@@ -1,0 +1,71 @@
+package inbox
+
+import (
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+// Outcome is what became of an attempt to process a message.
+type Outcome string
+
+// The outcomes. What is replayed and duplicate is acknowledged unless publishing fails; a processed message too.
+const (
+	Processed Outcome = "processed" // the handler's work is committed
+	Duplicate Outcome = "duplicate" // it was processed before
+	Replayed  Outcome = "replayed"  // it was processed before, and its stored messages are published again
+	Failed    Outcome = "failed"    // an error or a panic; nothing was committed, as far as is known
+)
+
+// Observation is what became of one attempt, for metrics. See [Options].Observe.
+type Observation struct {
+	// Key is the message's. With Outcome Failed it may be one that was refused.
+	Key Key
+
+	Outcome Outcome
+
+	// Wait is how long the claim took: the wait for a connection, for another copy that was being handled, and
+	// the database's work. 0 when nothing was claimed.
+	Wait time.Duration
+
+	// Duration is how long the attempt took in all.
+	Duration time.Duration
+
+	// Age is how long before this copy the message was processed, of a duplicate or a replay. It is the
+	// difference of the database's clock and ours, and not negative. The longest one seen is the least that a
+	// retention must be.
+	Age time.Duration
+
+	// TooOld: the message is older than the retention and has no record, see [TooOldOptions].
+	TooOld bool
+}
+
+// report logs and observes the attempt at its end.
+func (a *attempt) report() {
+	if a.claimed {
+		a.log("Message "+string(a.observation.Outcome), nil)
+	}
+	if a.options.Observe != nil {
+		a.observation.Key = a.inner.key
+		a.observation.Wait = a.waited
+		a.observation.Duration = time.Since(a.started)
+		a.options.Observe(a.observation)
+	}
+}
+
+func (a *attempt) log(text string, fields watermill.LogFields) {
+	if _, nop := a.options.Logger.(watermill.NopLogger); !nop {
+		a.options.Logger.Debug(text, a.fields().Add(fields))
+	}
+}
+
+func (a *attempt) fields() watermill.LogFields {
+	return watermill.LogFields{
+		"message_uuid": a.msg.UUID,
+		"handler_name": message.HandlerNameFromCtx(a.outer),
+		"consumer":     a.inner.key.Consumer,
+		"message_id":   a.inner.key.MessageID,
+		"wait":         a.waited,
+	}
+}

@@ -1,0 +1,117 @@
+package inboxpgx
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	inbox "github.com/devmappa/watermill-inbox"
+	inboxsql "github.com/devmappa/watermill-inbox/sql"
+)
+
+// Consumers implements [inbox.Records].
+func (r *Repository) Consumers(ctx context.Context) (consumers []string, now time.Time, err error) {
+	var (
+		consumer     string
+		microseconds int64
+	)
+	query := r.schema.ConsumersQuery(inboxsql.CheckParams{Table: r.table()})
+	err = r.read(ctx, query, []any{&consumer, &microseconds}, func() {
+		now = time.UnixMicro(microseconds)
+		if consumer != "" {
+			consumers = append(consumers, consumer)
+		}
+	})
+	if err != nil {
+		return nil, time.Time{}, fmt.Errorf("inboxpgx: cannot list the consumers: %w", err)
+	}
+	return consumers, now, nil
+}
+
+// DeleteProcessed implements [inbox.Records].
+func (r *Repository) DeleteProcessed(ctx context.Context, consumer string, age time.Duration, limit int) (deleted int, err error) {
+	err = pgx.BeginFunc(ctx, r.pool, func(tx pgx.Tx) error {
+		var locked int32
+		lock := r.schema.CleanerLockQuery(inboxsql.CheckParams{Table: r.table()})
+		if err := read(ctx, tx.Conn(), lock, []any{&locked}, func() {}); err != nil {
+			return err
+		}
+		if locked == 0 {
+			return inbox.ErrCleaning
+		}
+		tag, err := tx.Exec(ctx, r.schema.DeleteProcessedQuery(inboxsql.DeleteProcessedParams{
+			Table: r.table(), Consumer: consumer, Age: age, Limit: limit,
+		}).Query)
+		deleted = int(tag.RowsAffected())
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("inboxpgx: cannot delete processed records: %w", err)
+	}
+	return deleted, nil
+}
+
+// CountRecords implements [inbox.Records].
+func (r *Repository) CountRecords(ctx context.Context, selection inbox.Selection) (int, error) {
+	var count int64
+	query := r.schema.CountQuery(inboxsql.CountParams{Table: r.table(), Selection: selection})
+	if err := r.read(ctx, query, []any{&count}, func() {}); err != nil {
+		return 0, fmt.Errorf("inboxpgx: cannot count records: %w", err)
+	}
+	return int(count), nil
+}
+
+// FindRecords implements [inbox.Records].
+func (r *Repository) FindRecords(ctx context.Context, selection inbox.Selection, after inbox.Key, limit int, each func(inbox.Key, inbox.Record)) error {
+	var (
+		key         inbox.Key
+		processedAt int64
+		produced    []byte
+	)
+	query := r.schema.FindQuery(inboxsql.FindParams{Table: r.table(), Selection: selection, After: after, Limit: limit})
+	err := r.read(ctx, query, []any{&key.Consumer, &key.MessageID, &processedAt, &produced}, func() {
+		each(key, inbox.Record{ProcessedAt: time.UnixMicro(processedAt), Produced: produced})
+	})
+	if err != nil {
+		return fmt.Errorf("inboxpgx: cannot find records: %w", err)
+	}
+	return nil
+}
+
+// DeleteRecords implements [inbox.Records].
+func (r *Repository) DeleteRecords(ctx context.Context, keys []inbox.Key) (int, error) {
+	if len(keys) == 0 {
+		return 0, nil
+	}
+	query := r.schema.DeleteRecordsQuery(inboxsql.DeleteRecordsParams{Table: r.table(), Keys: sortedKeys(keys)})
+	tag, err := r.pool.Exec(ctx, query.Query)
+	if err != nil {
+		return 0, fmt.Errorf("inboxpgx: cannot delete records: %w", err)
+	}
+	return int(tag.RowsAffected()), nil
+}
+
+// Statistics implements [inbox.Records].
+func (r *Repository) Statistics(ctx context.Context) (inbox.Statistics, error) {
+	var (
+		statistics     inbox.Statistics
+		c              inbox.ConsumerStatistics
+		oldest, newest int64
+		bytes          int64
+	)
+	query := r.schema.StatisticsQuery(inboxsql.CheckParams{Table: r.table()})
+	err := r.read(ctx, query, []any{&c.Consumer, &c.Records, &c.Unsent, &oldest, &newest, &c.LastDay, &bytes}, func() {
+		if c.Consumer == "" {
+			statistics.Bytes = bytes
+			return
+		}
+		c.Oldest, c.Newest = time.UnixMicro(oldest), time.UnixMicro(newest)
+		statistics.Consumers = append(statistics.Consumers, c)
+	})
+	if err != nil {
+		return inbox.Statistics{}, fmt.Errorf("inboxpgx: cannot read statistics: %w", err)
+	}
+	return statistics, nil
+}

@@ -1,0 +1,158 @@
+package inbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Records is what a repository offers beside the path of the messages: for the [Cleaner], and for operators
+// ([Find], [Forget], [ListUnsent], [ReadStatistics]). Every repository of this module implements it; one that
+// does not is still a [Repository].
+//
+// All its methods may be called by many goroutines and many processes at once, and none makes claims wait.
+type Records interface {
+	// Consumers returns the consumers that have records, sorted byte by byte, and the database's time.
+	// It does not look at every record.
+	Consumers(ctx context.Context) (consumers []string, now time.Time, err error)
+
+	// DeleteProcessed deletes at most limit records of one consumer that were processed longer ago than the
+	// given age by the database's clock, oldest first, in a short transaction of its own, and returns how
+	// many. Records with unsent messages are kept, and records that are locked passed over.
+	//
+	// One call at a time works on a table, whoever makes it; another returns [ErrCleaning] at once. The lock
+	// is the transaction's, so it ends with a process that dies.
+	DeleteProcessed(ctx context.Context, consumer string, age time.Duration, limit int) (deleted int, err error)
+
+	// CountRecords returns how many records are selected.
+	CountRecords(ctx context.Context, selection Selection) (count int, err error)
+
+	// FindRecords calls the function for the selected records whose key comes after the given one, in the
+	// order of the keys compared byte by byte, at most limit times.
+	FindRecords(ctx context.Context, selection Selection, after Key, limit int, each func(Key, Record)) error
+
+	// DeleteRecords deletes the records of the keys, those with unsent messages too, in a short transaction of
+	// its own, and returns how many there were.
+	DeleteRecords(ctx context.Context, keys []Key) (deleted int, err error)
+
+	// Statistics counts the records. It reads all of the table.
+	Statistics(ctx context.Context) (Statistics, error)
+}
+
+// ErrCleaning is returned by [Records].DeleteProcessed while another call is at work on the table.
+var ErrCleaning = errors.New("inbox: another cleaner is at work")
+
+// Selection chooses records. All fields that are set must match; the zero value chooses all records.
+type Selection struct {
+	// Consumer and MessageID are those of the key. A message id alone finds the record of every consumer, but
+	// reads all of the table.
+	Consumer  string
+	MessageID string
+
+	// From and To bound the time at which the message was claimed, by the database's clock: not before From, and
+	// before To. Zero: no bound.
+	From, To time.Time
+
+	// OlderThan chooses what was processed longer ago than this by the database's clock. Zero: any age.
+	OlderThan time.Duration
+
+	// Unsent chooses records with stored messages that are not known to be sent.
+	Unsent bool
+}
+
+// Found is a record and its key.
+type Found struct {
+	Key Key
+	Record
+}
+
+// Find returns at most limit selected records, in the order of their keys, from the one after the given key (the
+// zero key: from the beginning). Pass the last key of a full page to get the next.
+func Find(ctx context.Context, records Records, selection Selection, after Key, limit int) ([]Found, error) {
+	var found []Found
+	err := records.FindRecords(ctx, selection, after, limit, func(key Key, record Record) {
+		found = append(found, Found{key, record})
+	})
+	return found, err
+}
+
+// NotConfirmedError is returned by [Forget] when the number of records is not the confirmed one. Nothing was
+// deleted.
+type NotConfirmedError struct {
+	Selected, Confirmed int
+}
+
+// Error tells both numbers.
+func (e *NotConfirmedError) Error() string {
+	return fmt.Sprintf("inbox: %d records are selected and %d were confirmed, nothing is forgotten", e.Selected, e.Confirmed)
+}
+
+// forgetBatch is how many records one statement deletes.
+const forgetBatch = 400
+
+// Forget deletes the selected records, so that their messages run again when they are delivered again; what
+// their handlers wrote stays. Unsent messages stored with them are lost.
+//
+// The selection must name a consumer. Call it with confirmed 0 first: it counts and returns a
+// [*NotConfirmedError] with the number. Call it again with that number to delete; if the number has changed
+// meanwhile, it returns the error again. It deletes in short transactions, returns how many records it has
+// deleted, also with an error, and deletes no more than was confirmed.
+func Forget(ctx context.Context, records Records, selection Selection, confirmed int) (deleted int, err error) {
+	if selection.Consumer == "" {
+		return 0, errors.New("inbox: the selection to forget names no consumer")
+	}
+	selected, err := records.CountRecords(ctx, selection)
+	if err != nil {
+		return 0, err
+	}
+	if selected != confirmed || confirmed == 0 {
+		return 0, &NotConfirmedError{Selected: selected, Confirmed: confirmed}
+	}
+	for after := (Key{}); deleted < confirmed; {
+		found, err := Find(ctx, records, selection, after, min(forgetBatch, confirmed-deleted))
+		if err != nil || len(found) == 0 {
+			return deleted, err
+		}
+		keys := make([]Key, len(found))
+		for i, f := range found {
+			keys[i] = f.Key
+		}
+		n, err := records.DeleteRecords(ctx, keys)
+		deleted += n
+		if err != nil {
+			return deleted, err
+		}
+		after = keys[len(keys)-1]
+	}
+	return deleted, nil
+}
+
+// Statistics are counts of an inbox's records.
+type Statistics struct {
+	// Consumers, in the order of their names.
+	Consumers []ConsumerStatistics
+
+	// Bytes is the size of the table with its indexes on disk; 0 when the database does not tell.
+	Bytes int64
+}
+
+// ConsumerStatistics are those of one consumer.
+type ConsumerStatistics struct {
+	Consumer string
+
+	// Records is their number, and Unsent how many of them have messages that are not known to be sent.
+	Records, Unsent int64
+
+	// Oldest and Newest are the times at which the first and the last of them were claimed.
+	Oldest, Newest time.Time
+
+	// LastDay is how many were claimed in the last 24 hours.
+	LastDay int64
+}
+
+// ReadStatistics counts the records of an inbox. It reads all of the table, so it is for an operator, or once an
+// hour, not for every scrape of a monitoring system.
+func ReadStatistics(ctx context.Context, records Records) (Statistics, error) {
+	return records.Statistics(ctx)
+}

@@ -1,0 +1,91 @@
+package inboxsql
+
+import (
+	"strings"
+	"time"
+
+	inbox "github.com/devmappa/watermill-inbox"
+)
+
+// ConsumersQuery implements [SchemaAdapter]: it jumps from one consumer to the next in the key's index.
+func (DefaultSQLiteSchema) ConsumersQuery(params CheckParams) Query {
+	table := params.Table.Quoted()
+	return Query{Query: `WITH RECURSIVE found ("consumer") AS (SELECT min("consumer") FROM ` + table + ` UNION ALL ` +
+		`SELECT (SELECT min(next."consumer") FROM ` + table + ` AS next WHERE next."consumer" > found."consumer") ` +
+		`FROM found WHERE found."consumer" IS NOT NULL) ` +
+		`SELECT "consumer", ` + sqliteNow + ` * 1000 FROM found WHERE "consumer" IS NOT NULL UNION ALL SELECT '', ` + sqliteNow + ` * 1000`}
+}
+
+// CleanerLockQuery implements [SchemaAdapter]: there is one writer anyway.
+func (DefaultSQLiteSchema) CleanerLockQuery(CheckParams) Query { return Query{} }
+
+// DeleteProcessedQuery implements [SchemaAdapter].
+func (DefaultSQLiteSchema) DeleteProcessedQuery(params DeleteProcessedParams) Query {
+	return Query{`DELETE FROM ` + params.Table.Quoted() + ` WHERE ("consumer", "message_id") IN (` +
+		`SELECT "consumer", "message_id" FROM ` + params.Table.Quoted() + ` WHERE "consumer" = ? AND "processed_at" < ` + sqliteNow + ` - ? ` +
+		`AND ("produced" IS NULL OR "dispatched_at" IS NOT NULL) ORDER BY "processed_at" LIMIT ?)`,
+		[]any{params.Consumer, params.Age.Milliseconds(), params.Limit}}
+}
+
+// CountQuery implements [SchemaAdapter].
+func (DefaultSQLiteSchema) CountQuery(params CountParams) Query {
+	condition, args := sqliteSelection(params.Selection)
+	return Query{`SELECT count(*) FROM ` + params.Table.Quoted() + ` WHERE ` + condition, args}
+}
+
+// FindQuery implements [SchemaAdapter].
+func (DefaultSQLiteSchema) FindQuery(params FindParams) Query {
+	condition, args := sqliteSelection(params.Selection)
+	return Query{`SELECT "consumer", "message_id", "processed_at" * 1000, CASE WHEN "dispatched_at" IS NULL THEN "produced" END FROM ` +
+		params.Table.Quoted() + ` WHERE ` + condition + ` AND ("consumer", "message_id") > (?, ?) ORDER BY "consumer", "message_id" LIMIT ?`,
+		append(args, params.After.Consumer, params.After.MessageID, params.Limit)}
+}
+
+// DeleteRecordsQuery implements [SchemaAdapter].
+func (DefaultSQLiteSchema) DeleteRecordsQuery(params DeleteRecordsParams) Query {
+	values, args := sqliteKeys(params.Keys)
+	return Query{`DELETE FROM ` + params.Table.Quoted() + ` WHERE ("consumer", "message_id") IN (VALUES ` + values + `)`, args}
+}
+
+// StatisticsQuery implements [SchemaAdapter]. SQLite does not tell the size of a table, unless it is built for it.
+func (DefaultSQLiteSchema) StatisticsQuery(params CheckParams) Query {
+	return Query{Query: `SELECT "consumer", count(*), sum("produced" IS NOT NULL AND "dispatched_at" IS NULL), ` +
+		`min("processed_at") * 1000, max("processed_at") * 1000, sum("processed_at" > ` + sqliteNow + ` - 86400000), 0 FROM ` +
+		params.Table.Quoted() + ` GROUP BY "consumer" UNION ALL SELECT '', 0, 0, 0, 0, 0, 0 ORDER BY 1`}
+}
+
+// sqliteSelection is a condition; true when all is selected.
+func sqliteSelection(s inbox.Selection) (condition string, args []any) {
+	conditions := []string{`true`}
+	add := func(condition string, arg any) {
+		conditions, args = append(conditions, condition), append(args, arg)
+	}
+	if s.Consumer != "" {
+		add(`"consumer" = ?`, s.Consumer)
+	}
+	if s.MessageID != "" {
+		add(`"message_id" = ?`, s.MessageID)
+	}
+	if !s.From.IsZero() {
+		add(`"processed_at" >= ?`, ceilMillisecond(s.From))
+	}
+	if !s.To.IsZero() {
+		add(`"processed_at" < ?`, ceilMillisecond(s.To))
+	}
+	if s.OlderThan != 0 {
+		add(`"processed_at" < `+sqliteNow+` - ?`, s.OlderThan.Milliseconds())
+	}
+	if s.Unsent {
+		conditions = append(conditions, `"produced" IS NOT NULL AND "dispatched_at" IS NULL`)
+	}
+	return strings.Join(conditions, " AND "), args
+}
+
+// ceilMillisecond makes bounds of finer times right for records that are exact to the millisecond.
+func ceilMillisecond(at time.Time) int64 {
+	milliseconds := at.UnixMilli()
+	if at.After(time.UnixMilli(milliseconds)) {
+		milliseconds++
+	}
+	return milliseconds
+}
