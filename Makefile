@@ -7,24 +7,40 @@ STATICCHECK  := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 TEST_FLAGS   ?=
 DEMO_FLAGS   ?=
 BENCH_FLAGS  ?=
+FUZZ_TIME    ?= 20s
 
 # Tests of broken broker connections, where watermill-amqp v2.1.3 has data races of its own.
-WITHOUT_RACE := echo "== internal/integration: tests without the race detector" && cd internal/integration && \
-	go test -count=1 -run Cut ./amqp
+WITHOUT_RACE := echo "== internal/integration: tests without the race detector" && \
+	(cd internal/integration && go test -count=1 -run Cut ./amqp)
 
 # each runs a command in every module, also after one has failed.
 each = failed=; for module in $(MODULES); do \
 	echo "== $$module: $(1)"; (cd $$module && $(1)) || failed="$$failed $$module"; \
 	done; test -z "$$failed" || { echo "failed in:$$failed" >&2; exit 1; }
 
+# fuzz runs every fuzz target of every module for $(1), also after one has failed. The targets are found in the
+# source; each package is compiled once, with $(2), and keeps what it finds interesting in $(3). An input that
+# fails is written to the package's testdata/fuzz. Few workers, because each opens databases of its own.
+fuzz = (failed=; folder=$$(mktemp -d) && trap "rm -rf $$folder" EXIT && \
+	for package in $$(grep -rl "^func Fuzz" --include=*_test.go . | xargs -n 1 dirname | sort -u); do \
+	(cd $$package && go test -c -o $$folder/fuzz $(2) .) || { failed="$$failed $$package"; continue; }; \
+	for target in $$(cat $$package/*_test.go | grep -o "^func Fuzz[A-Za-z0-9_]*" | cut -c 6-); do \
+	echo "== $$package: $$target for $(1)"; (cd $$package && $$folder/fuzz -test.run "^$$" -test.fuzz "^$$target$$" \
+	-test.fuzztime $(1) -test.fuzzcachedir $(3)/$$package -test.parallel 2) || failed="$$failed $$package/$$target"; \
+	done; done; test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; })
+
 .DEFAULT_GOAL := help
-.PHONY: help test test_short test_race bench lint up down demo demo-amqp demo-outbox
+.PHONY: help test test_short test_race fuzz bench lint up down demo demo-amqp demo-outbox
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: ## all modules against real servers, with the race detector; gets the servers itself
-	$(WITH_SERVERS) sh -c '$(call each,go test -race -count=1 -p 1 -timeout 30m $(TEST_FLAGS) ./...) && $(WITHOUT_RACE)'
+	$(WITH_SERVERS) sh -c '$(call each,go test -race -count=1 -p 1 -timeout 30m $(TEST_FLAGS) ./...) && $(WITHOUT_RACE) && \
+		$(call fuzz,2s,-race,$$folder/cache)'
+
+fuzz: ## fuzz every target for FUZZ_TIME (20s), compiled for it, which takes minutes once; the corpus runs in make test as well
+	$(WITH_SERVERS) sh -c '$(call fuzz,$(FUZZ_TIME),-fuzz=.,$$(go env GOCACHE)/fuzz/watermill-inbox)'
 
 test_short: ## the root module without servers
 	go test -short $(TEST_FLAGS) ./...
