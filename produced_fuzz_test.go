@@ -75,34 +75,46 @@ func FuzzDecodeProduced(f *testing.F) {
 	f.Add([]byte(`{"version":1,"topic":"ZQ==","messages":[]}`))
 	f.Add([]byte(`null`))
 	f.Add([]byte(strings.Repeat(`[`, 20_000)))
+	for _, part := range []string{`[{"uuid":"ZQ==","payload":"eA=="}]`, `[{"uuid":"ZQ==","UUID":""}]`, `[null]`, `[["YQ==","Yg=="]]`,
+		`[["YQ=="],["YQ==","Yg==","Yw=="],null]`, `[],"version":2`, `null}],"Messages":[{"uuid":"ZQ=="`} {
+		f.Add([]byte(part))
+	}
 
-	f.Fuzz(func(t *testing.T, encoded []byte) {
-		topic, messages, err := decodeProduced(encoded)
-		if err != nil {
-			if !errors.Is(err, ErrStoredMessages) || topic != "" || messages != nil {
-				t.Fatalf("%q, %d messages, %v", topic, len(messages), err)
-			}
-			return
+	f.Fuzz(func(t *testing.T, part []byte) {
+		// As the whole record, and inside of one that is good, which chance alone seldom makes.
+		for _, record := range []string{"%s", `{"version":1,"topic":"dA==","messages":%s}`, `{"version":1,"topic":"dA==","messages":[{"uuid":"ZQ==","metadata":%s}]}`} {
+			wantRefusedOrSendable(t, []byte(strings.Replace(record, "%s", string(part), 1)))
 		}
-		var head struct{ Version float64 }
-		if err := json.Unmarshal(encoded, &head); err != nil || head.Version != producedVersion {
-			t.Fatalf("version %v was read, %v", head.Version, err)
-		}
-		// Nothing is stored without these, so a record without them is damaged, and must not pass for sent.
-		if topic == "" || len(messages) == 0 {
-			t.Fatalf("read a topic %q and %d messages", topic, len(messages))
-		}
-		for _, msg := range messages {
-			if msg.UUID == "" {
-				t.Fatal("read a message without a UUID")
-			}
-		}
-		again, err := encodeProduced(topic, messages)
-		if err != nil {
-			t.Fatal(err)
-		}
-		wantSame(t, again, topic, messages)
 	})
+}
+
+func wantRefusedOrSendable(t *testing.T, encoded []byte) {
+	t.Helper()
+	topic, messages, err := decodeProduced(encoded)
+	if err != nil {
+		if !errors.Is(err, ErrStoredMessages) || topic != "" || messages != nil {
+			t.Fatalf("%q, %d messages, %v", topic, len(messages), err)
+		}
+		return
+	}
+	var head struct{ Version float64 }
+	if err := json.Unmarshal(encoded, &head); err != nil || head.Version != producedVersion {
+		t.Fatalf("version %v was read, %v", head.Version, err)
+	}
+	// Nothing is stored without these, so a record without them is damaged, and must not pass for sent.
+	if topic == "" || len(messages) == 0 {
+		t.Fatalf("read a topic %q and %d messages", topic, len(messages))
+	}
+	for _, msg := range messages {
+		if msg.UUID == "" {
+			t.Fatal("read a message without a UUID")
+		}
+	}
+	again, err := encodeProduced(topic, messages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantSame(t, again, topic, messages)
 }
 
 // wantSame fails the test unless the encoded messages are these.
