@@ -183,8 +183,8 @@ type plan struct {
 }
 
 // missing returns the ranges for which partitions are to be made, in their order. Never below where the window
-// begins: what was there has been dropped, so that its messages are too old and not new. Ranges follow the
-// width, counted from midnight UTC, and leave out what any partition has.
+// begins, not even when the clock says that this is in the future: what was there may have been dropped, and its
+// messages would be new. Ranges follow the width, counted from midnight UTC, and leave out what any partition has.
 func (p plan) missing(now time.Time) []idRange {
 	from := now.Add(-p.retention).Truncate(p.width)
 	lowest, any := "", false
@@ -192,9 +192,6 @@ func (p plan) missing(now time.Time) []idRange {
 		if !part.retired && (!any || part.low < lowest) {
 			lowest, any = part.low, true
 		}
-	}
-	if lowest > p.kind.Bound(now) {
-		lowest = "" // somebody has made the future's first
 	}
 	var missing []idRange
 	for at := from; at.Before(now.Add(p.ahead)); at = at.Add(p.width) {
@@ -251,6 +248,9 @@ func (p plan) left(now time.Time) time.Duration {
 			}
 		}
 	}
+	if end == p.kind.Bound(now) {
+		return 0
+	}
 	at, _ := p.kind.Time(end)
-	return max(at.Sub(now), 0)
+	return at.Sub(now)
 }

@@ -76,7 +76,7 @@ func TestPlanMissing(t *testing.T) {
 		"nobody has run for long":                                        {0, attached(days(-20, -19)), []idRange{days(-1, 0), days(0, 1), days(1, 2), days(2, 3), days(3, 4)}},
 		"a larger width":                                                 {7 * 24 * time.Hour, attached(days(-1, 0), days(0, 1), days(1, 2)), []idRange{days(2, 7)}}, // Mondays
 		"a converted table":                                              {0, attached(idRange{"", UUIDv7.Bound(day(3))}), []idRange{days(3, 4)}},
-		"the future's first":                                             {0, attached(days(2, 3)), []idRange{days(-1, 0), days(0, 1), days(1, 2), days(3, 4)}},
+		"the clock is back, or somebody has made the future's first":     {0, attached(days(2, 3)), []idRange{days(3, 4)}},
 		"something without an end":                                       {0, attached(idRange{UUIDv7.Bound(day(-9)), ""}), nil},
 		"odd bounds": {0, attached(days(-1, 3), idRange{UUIDv7.Bound(day(3).Add(time.Hour)), UUIDv7.Bound(day(3).Add(2 * time.Hour))}),
 			[]idRange{{UUIDv7.Bound(day(3)), UUIDv7.Bound(day(3).Add(time.Hour))}, {UUIDv7.Bound(day(3).Add(2 * time.Hour)), UUIDv7.Bound(day(4))}}},

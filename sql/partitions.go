@@ -185,32 +185,36 @@ func (p *Partitions) Pass(ctx context.Context) (PartitionsPass, error) {
 	if listErr == nil {
 		pass.Left = plan.left(now)
 	}
-	return pass, errors.Join(err, listErr)
+	if err = errors.Join(err, listErr); err == nil && pass.Left == 0 {
+		err = errNoPresent
+	}
+	return pass, err
 }
 
-// prepare makes the table, and refuses one that is not partitioned as it must be.
+var errNoPresent = errors.New("inboxsql: there is no partition for the present, and none is made below the oldest one: the database's clock is behind, or somebody has made later partitions first")
+
+// prepare makes the table if there is none, and refuses one that is not partitioned as it must be.
 func (p *Partitions) prepare(ctx context.Context) error {
 	if err := p.repository.find(ctx); err != nil {
 		return fmt.Errorf("inboxsql: cannot look for the table: %w", err)
-	}
-	problems, err := p.repository.texts(ctx, p.schema.shapeQuery(CheckParams{Table: p.table()}))
-	if err != nil {
-		return fmt.Errorf("inboxsql: cannot check the schema: %w", err)
-	}
-	if len(problems) == 0 {
-		return nil
 	}
 	var there bool
 	if err := p.db.QueryRowContext(ctx, `SELECT `+regclass(p.table())+` IS NOT NULL`).Scan(&there); err != nil {
 		return fmt.Errorf("inboxsql: cannot look for the table: %w", err)
 	}
-	if there {
+	if !there {
+		if err := errors.Join(p.repository.initializeSchema(ctx), p.repository.find(ctx)); err != nil {
+			return fmt.Errorf("inboxsql: cannot initialize the schema: %w", err)
+		}
+	}
+	problems, err := p.repository.texts(ctx, p.schema.shapeQuery(CheckParams{Table: p.table()}))
+	if err != nil {
+		return fmt.Errorf("inboxsql: cannot check the schema: %w", err)
+	}
+	if len(problems) > 0 {
 		return &CheckError{Table: p.table().Quoted(), Problems: problems}
 	}
-	if err := p.repository.initializeSchema(ctx); err != nil {
-		return fmt.Errorf("inboxsql: cannot initialize the schema: %w", err)
-	}
-	return p.repository.find(ctx)
+	return nil
 }
 
 func (p *Partitions) table() Table { return p.repository.table() }

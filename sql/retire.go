@@ -70,6 +70,9 @@ func (p *Partitions) retireOne(ctx context.Context, part partition, pass *Partit
 	return p.drop(ctx, part, pass)
 }
 
+// stateNotReady is what DETACH fails with while another detachment is pending.
+const stateNotReady = "55000"
+
 // detach runs outside of a transaction. Claims do not wait for it; it waits for the transactions that have used
 // the table before, and if it is interrupted, somebody must FINALIZE it.
 func (p *Partitions) detach(ctx context.Context, part partition, how string) error {
@@ -78,6 +81,9 @@ func (p *Partitions) detach(ctx context.Context, part partition, how string) err
 	_, err := p.db.ExecContext(patient, `ALTER TABLE `+p.table().Quoted()+` DETACH PARTITION `+part.name.Quoted()+` `+how)
 	if err == nil {
 		return nil
+	}
+	if sqlState(err) == stateNotReady {
+		return nil // another instance is detaching one; only one can be pending, and a pass looks again
 	}
 	if plan, _, listErr := p.plan(ctx, p.db); listErr == nil && !plan.isAttached(part) {
 		return nil // by another instance

@@ -228,6 +228,12 @@ func detacher(t testing.TB, db *testdb.Database) (pid int) {
 	return pid
 }
 
+// detachers is how many of them there are.
+func detachers(t testing.TB, db *testdb.Database) int {
+	t.Helper()
+	return db.Count(t, `SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'ALTER TABLE "' || current_schema() || '".% DETACH PARTITION %'`)
+}
+
 // Beside open handlers, also one in the partition that is retired, partitions are made, detached and dropped, and no
 // claim waits for that.
 func TestClaimsDoNotWaitForPartitions(t *testing.T) {
@@ -255,6 +261,9 @@ func TestClaimsDoNotWaitForPartitions(t *testing.T) {
 		for ; claimed < 100 || !pending(t, db, "expired"); claimed++ {
 			wantClaim(t, repository, young(10+claimed), true)
 			wantClaim(t, repository, young(10+claimed), false)
+			if t.Failed() || ctx.Err() != nil {
+				t.Fatalf("claims wait, or the detachment is not pending: %v", ctx.Err())
+			}
 		}
 		if got := partitionsOf(t, db); got != 3+9+1 {
 			t.Errorf("%d partitions while the detachment is pending, want the new ones to be there", got)
@@ -382,6 +391,61 @@ func TestAPassKilledInDetach(t *testing.T) {
 	}
 }
 
+// A pass finds a detachment pending that another one is still waiting for, and one of the two finishes it.
+func TestAPassFinishesAnotherOnesDetach(t *testing.T) {
+	t.Parallel()
+	drivers(t, func(t *testing.T, driver string) {
+		db, partitions := expiring(t, driver)
+		repository := db.Repository(t, inboxsql.Options{})
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		handler, _, err := repository.Claim(ctx, inbox.Key{Consumer: "c", MessageID: old(1)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = handler.Rollback() }()
+		first := passing(ctx, partitions)
+		awaitPending(t, db, "expired")
+		second := passing(ctx, partitions)
+		eventually(t, "both wait", func() bool { return detachers(t, db) == 2 })
+		if err := handler.Commit(ctx); err != nil {
+			t.Fatal(err)
+		}
+		a, b := <-first, <-second
+		t.Logf("%+v, %+v", a, b)
+		if a.err != nil || b.err != nil || len(a.Retired)+len(b.Retired) != 1 {
+			t.Errorf("the passes say %+v and %+v", a, b)
+		}
+	})
+}
+
+// Services that start at once, before there is a table, make it together.
+func TestPartitionsMakeTheTableInManyInstancesAtOnce(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQL(t, "postgres")
+	var results []<-chan passResult
+	for range 8 {
+		pool := db.Open(t)
+		pool.SetMaxOpenConns(1)
+		partitions, err := inboxsql.NewPartitions(pool, inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: 24 * time.Hour, Ahead: 24 * time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		results = append(results, passing(context.Background(), partitions))
+	}
+	created := 0
+	for _, done := range results {
+		result := <-done
+		if result.err != nil {
+			t.Error(result.err)
+		}
+		created += len(result.Created)
+	}
+	if created != 3 || partitionsOf(t, db) != 3 {
+		t.Errorf("%d partitions were made and %d are there, want 3", created, partitionsOf(t, db))
+	}
+}
+
 // Many instances at once make each partition once, and retire each once. One of them finishes what another one is
 // still waiting for.
 func TestPartitionsInManyInstancesAtOnce(t *testing.T) {
@@ -415,7 +479,7 @@ func TestPartitionsInManyInstancesAtOnce(t *testing.T) {
 	for _, done := range results {
 		result := <-done
 		if result.err != nil {
-			t.Logf("one pass says: %v", result.err)
+			t.Errorf("one pass says: %v", result.err)
 		}
 		created, retired = append(created, result.Created...), append(retired, result.Retired...)
 	}
@@ -606,5 +670,46 @@ func TestPartitionsBehindPgBouncer(t *testing.T) {
 	}
 	if done := pass(t, partitions); len(done.Created) != 9 || !slices.Equal(done.Retired, []string{"expired"}) {
 		t.Errorf("the pass says %+v", done)
+	}
+}
+
+// The database's clock jumps ahead by ten years, and back, and before 1970: nothing is retired that this machine thinks
+// is young, and claims go on.
+func TestPartitionsAndAWrongClock(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQL(t, "postgres")
+	partitions := db.Partitioned(t, inboxsql.PartitionsOptions{})
+	repository := db.Repository(t, inboxsql.Options{})
+	wantClaim(t, repository, young(1), true)
+	before := partitionsOf(t, db)
+
+	wrong := *db
+	var schema string
+	if err := db.QueryRow(`SELECT current_schema()`).Scan(&schema); err != nil {
+		t.Fatal(err)
+	}
+	// What is in the schema hides what is in the catalog.
+	wrong.URL = strings.Replace(db.URL, "search_path="+schema, "search_path="+schema+",pg_catalog", 1)
+	wrong.DB = wrong.Open(t)
+	elsewhen, err := inboxsql.NewPartitions(wrong.DB, inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: 24 * time.Hour, Ahead: 24 * time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for clock, behind := range map[string]bool{`now() + interval '10 years'`: false, `now() - interval '3 days'`: true, `now() - interval '100 years'`: true} {
+		db.MustExec(t, `CREATE OR REPLACE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$ SELECT `+clock+` $$`)
+		done, err := elsewhen.Pass(context.Background())
+		if (err != nil) != behind || len(done.Retired)+len(done.Blocked) != 0 || behind && len(done.Created) != 0 {
+			t.Errorf("%s: the pass says %+v, %v", clock, done, err)
+		}
+		wantClaim(t, repository, young(1), false)
+		wantRefused(t, repository, old(1), inbox.ErrTooOld)
+		wantRefused(t, repository, testdb.ID(inboxsql.UUIDv7, daysAgo(3), 1), inbox.ErrTooOld)
+	}
+	if got := partitionsOf(t, db); got <= before {
+		t.Errorf("%d partitions, the clock was not wrong", got)
+	}
+	wantClaim(t, repository, young(2), true)
+	if done := pass(t, partitions); len(done.Created)+len(done.Retired) != 0 || done.Left < 24*time.Hour {
+		t.Errorf("with the right clock the pass says %+v", done)
 	}
 }
