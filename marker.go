@@ -51,8 +51,9 @@ func newMarker(repository Repository, logger watermill.LoggerAdapter) *marker {
 	return m
 }
 
-// await marks the key when the message is acknowledged, unless it is nacked or its context ends before.
-func (m *marker) await(ctx context.Context, msg *message.Message, key Key) {
+// await marks the key when the message is acknowledged. The router answers every message whose handler has
+// returned. The attempt's context says nothing: Watermill's Timeout ends it before the router publishes.
+func (m *marker) await(msg *message.Message, key Key) {
 	if isClosed(msg.Acked()) {
 		return // by somebody before the router has published: it proves nothing
 	}
@@ -66,13 +67,9 @@ func (m *marker) await(ctx context.Context, msg *message.Message, key Key) {
 		defer m.goroutines.Done()
 		select {
 		case <-msg.Acked():
-		case <-msg.Nacked():
-		case <-ctx.Done():
-		case <-m.abandoned.Done():
-		}
-		// Subscribers end the context right after the acknowledgement, so look again.
-		if isClosed(msg.Acked()) {
 			m.add(key)
+		case <-msg.Nacked():
+		case <-m.abandoned.Done():
 		}
 	}()
 }

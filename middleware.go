@@ -93,7 +93,7 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 		a.observation.Outcome, a.observation.Age = Duplicate, max(0, time.Since(record.ProcessedAt))
 		if len(produced) > 0 {
 			a.observation.Outcome = Replayed
-			a.marker.await(a.outer, a.msg, a.inner.key)
+			a.marker.await(a.msg, a.inner.key)
 		}
 		return produced, nil
 	}
@@ -124,7 +124,7 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 	}
 	a.observation.Outcome = Processed
 	if len(produced) > 0 {
-		a.marker.await(a.outer, a.msg, a.inner.key)
+		a.marker.await(a.msg, a.inner.key)
 	}
 	return produced, nil
 }

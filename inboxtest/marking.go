@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
 	inbox "github.com/devmappa/watermill-inbox"
 )
@@ -34,6 +35,31 @@ var markingCases = []kitCase{
 			k.Fatal(err)
 		}
 		k.wantPass(time.Hour, inbox.CleanerPass{Deleted: 1})
+	}},
+	{"what was acknowledged is marked, also when the attempt's context has ended by then", func(k *kit) {
+		// Watermill's Timeout ends it before the router publishes.
+		d := k.newDeliveries(k.newMiddleware(k.Repository))
+		d.startRouter(true, k.produce(new(atomic.Int32)), func(next message.HandlerFunc) message.HandlerFunc {
+			return func(msg *message.Message) ([]*message.Message, error) {
+				defer msg.SetContext(msg.Context()) // Timeout does not
+				produced, err := middleware.Timeout(patience)(next)(msg)
+				time.Sleep(10 * time.Millisecond) // there is no signal that somebody has seen the end of the context
+				return produced, err
+			}
+		}, d.middleware.Middleware)
+		key := inbox.Key{Consumer: consumer, MessageID: k.key().MessageID}
+		d.failPublish(1)
+		for _, want := range []result{nacked, acked} { // processed, and replayed
+			d.want(want, key)
+		}
+		processed := inbox.Key{Consumer: consumer, MessageID: k.key().MessageID}
+		d.want(acked, processed)
+		d.flush()
+		for _, key := range []inbox.Key{key, processed} {
+			if record := k.wantProcessed(key); record.Produced != nil {
+				k.Fatalf("the record still has %q", record.Produced)
+			}
+		}
 	}},
 	{"what was nacked is not marked, until a replay is acknowledged", func(k *kit) {
 		var runs atomic.Int32
@@ -68,7 +94,7 @@ var markingCases = []kitCase{
 			k.Fatal("the record was marked as sent although it was not")
 		}
 	}},
-	{"a context that ends without an answer marks nothing", func(k *kit) {
+	{"a context that ends before the publish marks nothing", func(k *kit) {
 		key := inbox.Key{Consumer: consumer, MessageID: k.key().MessageID}
 		ctx, cancel := context.WithCancel(k.context())
 		m := k.newMiddleware(k.Repository)
