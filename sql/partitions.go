@@ -102,6 +102,7 @@ func (o *PartitionsOptions) setDefaults() {
 // owns the table, see the schema file. Any number of instances may; whichever dies, at whatever point, another
 // one goes on. Claims never wait for it, nor it for a claim, except to detach what is older than the retention.
 //
+// It takes one connection of the pool at a time, and keeps it for up to a minute while a partition is detached.
 // It works on a pool of lib/pq or of pgx's database/sql driver; with pgxpool it is stdlib.OpenDBFromPool(pool).
 type Partitions struct {
 	db         *sql.DB

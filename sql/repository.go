@@ -15,7 +15,8 @@ import (
 
 // Options of the repository.
 type Options struct {
-	// SchemaAdapter is DefaultPostgreSQLSchema, DefaultSQLiteSchema or one's own. Required.
+	// SchemaAdapter is DefaultPostgreSQLSchema, PartitionedPostgreSQLSchema, DefaultSQLiteSchema or one's own.
+	// Required.
 	SchemaAdapter SchemaAdapter
 
 	// Table is the table's name, with or without its schema: letters, digits, underscores and one dot.

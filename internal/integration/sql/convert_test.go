@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	inbox "github.com/devmappa/watermill-inbox"
@@ -217,6 +218,31 @@ func TestConvertTakesUp(t *testing.T) {
 			}
 			wantClaim(t, repository, young(1), false)
 		})
+	}
+}
+
+func TestConvertULIDs(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQL(t, "postgres")
+	repository := db.Repository(t, inboxsql.Options{})
+	id := watermill.NewULID()
+	wantClaim(t, repository, id, true)
+	if err := newPartitions(t, db).Convert(context.Background()); err == nil || !strings.Contains(err.Error(), "1 records have ids that are not UUIDv7s") {
+		t.Fatalf("to UUIDv7s: %v", err)
+	}
+	partitions, err := inboxsql.NewPartitions(db.DB, inboxsql.PartitionsOptions{IDs: inboxsql.ULID, Retention: 24 * time.Hour, Ahead: 2 * 24 * time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := partitions.Convert(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	db.Adapter = inboxsql.PartitionedPostgreSQLSchema{IDs: inboxsql.ULID}
+	repository = db.Repository(t, inboxsql.Options{})
+	wantClaim(t, repository, id, false)
+	wantClaim(t, repository, watermill.NewULID(), true)
+	if err := newPartitions(t, db).Convert(context.Background()); err == nil || !strings.Contains(err.Error(), "ids of another kind") {
+		t.Errorf("to UUIDv7s, afterwards: %v", err)
 	}
 }
 

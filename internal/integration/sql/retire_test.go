@@ -369,8 +369,9 @@ func TestAPassKilledInDetach(t *testing.T) {
 			}()
 			awaitPending(t, db, "expired")
 			interrupt(t, db, kill)
-			if err := <-failed; err == nil {
-				t.Fatal("the killed pass reports no error")
+			// Database/sql may have tried again on another connection, and found the detachment pending.
+			if err := <-failed; err == nil && name == "its context" {
+				t.Fatal("the interrupted pass reports no error")
 			}
 			if !pending(t, db, "expired") {
 				t.Fatal("the detachment is not pending any more")
