@@ -20,7 +20,8 @@ import (
 // It first adds a CHECK that all ids are of the kind and below the bound, and validates it, beside claims. Twice, to
 // add that and to change places, it needs the table for itself: while it waits for open handlers, new claims wait
 // too, for a tenth of a second at first and never for more than five seconds in a row. If handlers are open all
-// the time and take longer, it goes on trying until the context ends.
+// the time and take longer, it goes on trying until the context ends. Meanwhile claims with other ids fail, and their
+// messages stay with the broker.
 //
 // It refuses a table that has records with other ids, with their number, and one with triggers, rules, views,
 // foreign keys, policies or publications, which would not move along. Grants and the owner do. An error leaves the

@@ -187,10 +187,10 @@ type plan struct {
 // messages would be new. Ranges follow the width, counted from midnight UTC, and leave out what any partition has.
 func (p plan) missing(now time.Time) []idRange {
 	from := now.Add(-p.retention).Truncate(p.width)
-	lowest, any := "", false
+	lowest, found := "", false
 	for _, part := range p.partitions {
-		if !part.retired && (!any || part.low < lowest) {
-			lowest, any = part.low, true
+		if !part.retired && (!found || part.low < lowest) {
+			lowest, found = part.low, true
 		}
 	}
 	var missing []idRange

@@ -172,8 +172,8 @@ func (p *Partitions) Run(ctx context.Context) error {
 }
 
 // Pass makes the table if there is none, makes the partitions that are missing, and retires those that are older
-// than the retention. Time is the database's. Interrupted at any point it loses nothing. The pass is returned as
-// far as it came, also with an error.
+// than the retention. Time is the database's, but nothing is retired that is younger by this machine's. Interrupted
+// at any point it loses nothing. The pass is returned as far as it came, also with an error.
 func (p *Partitions) Pass(ctx context.Context) (PartitionsPass, error) {
 	var pass PartitionsPass
 	if err := p.prepare(ctx); err != nil {
