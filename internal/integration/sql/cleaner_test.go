@@ -1,0 +1,224 @@
+package sql_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	inbox "github.com/devmappa/watermill-inbox"
+	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
+	inboxsql "github.com/devmappa/watermill-inbox/sql"
+)
+
+func cleanerOf(t testing.TB, records inbox.Records, options inbox.CleanerOptions) *inbox.Cleaner {
+	t.Helper()
+	if options.Retention.Default == 0 {
+		options.Retention.Default = time.Hour
+	}
+	if options.BatchPause == 0 {
+		options.BatchPause = time.Nanosecond
+	}
+	cleaner, err := inbox.NewCleaner(records, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cleaner
+}
+
+func addExpired(t testing.TB, db *testdb.Database, consumer string, n int) {
+	t.Helper()
+	db.MustExec(t, fmt.Sprintf(`INSERT INTO watermill_inbox (consumer, message_id, processed_at)
+		SELECT '%s', 'old-' || i, now() - interval '1 day' FROM generate_series(1, %d) i`, consumer, n))
+}
+
+// While another instance's batch is at work, a cleaner leaves the table to it. When that instance dies, the next
+// pass goes on.
+func TestTwoCleanersOneKilled(t *testing.T) {
+	t.Parallel()
+	drivers(t, func(t *testing.T, driver string) {
+		db := testdb.PostgreSQL(t, driver)
+		repository := db.Repository(t, inboxsql.Options{})
+		addExpired(t, db, "c", 10)
+		other, err := db.BeginTx(context.Background(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = other.Rollback() }()
+		query := db.Adapter.CleanerLockQuery(inboxsql.CheckParams{Table: tableOf(t, db)})
+		var locked int
+		if err := other.QueryRow(query.Query).Scan(&locked); err != nil || locked != 1 {
+			t.Fatalf("%d, %v", locked, err)
+		}
+		pid := sessionOf(t, other)
+		cleaner := cleanerOf(t, repository, inbox.CleanerOptions{})
+		if pass, err := cleaner.Pass(context.Background()); err != nil || pass != (inbox.CleanerPass{Yielded: true}) {
+			t.Fatalf("beside another one: %+v, %v", pass, err)
+		}
+		if _, err := repository.DeleteProcessed(context.Background(), "c", time.Hour, 1); !errors.Is(err, inbox.ErrCleaning) {
+			t.Fatalf("the error is %v, want ErrCleaning", err)
+		}
+		terminate(t, db.Open(t), pid)
+		eventually(t, "the next one goes on", func() bool {
+			pass, err := cleaner.Pass(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return pass.Deleted == 10
+		})
+	})
+}
+
+// tableOf is the table with its schema, as the repository has found it.
+func tableOf(t testing.TB, db *testdb.Database) inboxsql.Table {
+	t.Helper()
+	var schema string
+	if err := db.QueryRow(`SELECT current_schema()`).Scan(&schema); err != nil {
+		t.Fatal(err)
+	}
+	table, err := inboxsql.ParseTable(schema + ".watermill_inbox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table
+}
+
+func TestCleanerWithoutTableOrIndex(t *testing.T) {
+	t.Parallel()
+	for name, db := range map[string]*testdb.Database{"PostgreSQL": testdb.PostgreSQL(t, "postgres"), "SQLite": testdb.SQLite(t)} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := cleanerOf(t, db.RepositoryWithoutSchema(t, inboxsql.Options{}), inbox.CleanerOptions{}).Pass(context.Background()); err == nil {
+				t.Error("a pass without a table succeeded")
+			}
+			repository := db.Repository(t, inboxsql.Options{})
+			db.MustExec(t, `DROP INDEX watermill_inbox_consumer_processed_at_idx`)
+			for _, id := range []string{"old", "young"} {
+				if _, err := wrap(t, repository, inbox.Options{Consumer: func(string) string { return "c" }}, func(*message.Message) error { return nil })(newMessage(id)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := db.Age(context.Background(), inbox.Key{Consumer: "c", MessageID: "old"}, 2*time.Hour); err != nil {
+				t.Fatal(err)
+			}
+			if pass, err := cleanerOf(t, repository, inbox.CleanerOptions{}).Pass(context.Background()); err != nil || pass.Deleted != 1 {
+				t.Errorf("without the index: %+v, %v", pass, err)
+			}
+		})
+	}
+}
+
+// The next version's schema is applied while this version claims and cleans.
+func TestCleanerDuringTheNextSchema(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQL(t, "postgres")
+	db.SetMaxOpenConns(8)
+	repository := db.Repository(t, inboxsql.Options{})
+	stop := load(t, db, repository)
+	var deleted int
+	for i, statement := range []string{
+		`SELECT 1`,
+		`ALTER TABLE watermill_inbox ADD COLUMN added_later text`,
+		`CREATE INDEX CONCURRENTLY added_later ON watermill_inbox (added_later)`,
+		`ALTER TABLE watermill_inbox ADD COLUMN with_default int NOT NULL DEFAULT 7`,
+	} {
+		addExpired(t, db, fmt.Sprint("c", i), 500)
+		applied := make(chan error, 1)
+		go func() {
+			_, err := db.Exec(statement)
+			applied <- err
+		}()
+		pass, err := cleanerOf(t, repository, inbox.CleanerOptions{BatchSize: 50}).Pass(context.Background())
+		if err != nil {
+			t.Fatalf("during %s: %v", statement, err)
+		}
+		deleted += pass.Deleted
+		if err := <-applied; err != nil {
+			t.Fatalf("%s: %v", statement, err)
+		}
+	}
+	messages := stop()
+	if got := db.Count(t, `SELECT count(*) FROM effects`); got != messages {
+		t.Errorf("%d effects of %d messages", got, messages)
+	}
+	if deleted != 4*500 {
+		t.Errorf("%d deleted, want all that was expired", deleted)
+	}
+}
+
+// SQLite has one writer at a time; a cleaner is one more.
+func TestSQLiteCleanerBesideTwoWriters(t *testing.T) {
+	t.Parallel()
+	db := testdb.SQLite(t)
+	db.SetMaxOpenConns(4)
+	repository := db.Repository(t, inboxsql.Options{})
+	for i := range 300 {
+		db.MustExec(t, `INSERT INTO watermill_inbox (consumer, message_id, processed_at) VALUES ('c', 'old-' || $1, 0)`, i)
+	}
+	handler := wrap(t, repository, inbox.Options{Consumer: func(string) string { return "c" }}, func(msg *message.Message) error {
+		return db.Write(msg.Context(), msg.UUID)
+	})
+	const messages = 200
+	var group sync.WaitGroup
+	for writer := range 2 {
+		group.Go(func() {
+			for i := range messages {
+				for range 2 { // a copy of each
+					if _, err := handler(newMessage(fmt.Sprint(writer, "-", i))); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		})
+	}
+	var deleted atomic.Int32
+	group.Go(func() {
+		for deleted.Load() < 300 {
+			pass, err := cleanerOf(t, repository, inbox.CleanerOptions{BatchSize: 7}).Pass(context.Background())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			deleted.Add(int32(pass.Deleted))
+		}
+	})
+	group.Wait()
+	if got := db.Count(t, `SELECT count(DISTINCT effect) FROM effects`); got != 2*messages {
+		t.Errorf("%d messages have an effect, want %d", got, 2*messages)
+	}
+	if got := db.Count(t, `SELECT count(*) FROM effects`); got != 2*messages {
+		t.Errorf("%d effects, want %d", got, 2*messages)
+	}
+	if got := db.Count(t, `SELECT count(*) FROM watermill_inbox`); got != 2*messages || deleted.Load() != 300 {
+		t.Errorf("%d records left and %d deleted", got, deleted.Load())
+	}
+}
+
+// A consumer that keeps all its records costs the others nothing: no batch reads them.
+func TestCleanerReadsOnlyWhatItDeletes(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQL(t, "postgres")
+	db.Repository(t, inboxsql.Options{})
+	addExpired(t, db, "kept", 20_000)
+	addExpired(t, db, "cleaned", 20_000)
+	db.MustExec(t, `ANALYZE watermill_inbox`)
+	query := db.Adapter.DeleteProcessedQuery(inboxsql.DeleteProcessedParams{Table: tableOf(t, db), Consumer: "cleaned", Age: time.Hour, Limit: 100})
+	consumers := db.Adapter.ConsumersQuery(inboxsql.CheckParams{Table: tableOf(t, db)})
+	for _, statement := range []string{query.Query, consumers.Query} {
+		var plan []byte
+		if err := db.QueryRow(`EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) ` + statement).Scan(&plan); err != nil {
+			t.Fatal(err)
+		}
+		var hit, read int
+		if err := db.QueryRow(`SELECT ($1::jsonb -> 0 -> 'Plan' ->> 'Shared Hit Blocks')::int, ($1::jsonb -> 0 -> 'Plan' ->> 'Shared Read Blocks')::int`, string(plan)).Scan(&hit, &read); err != nil {
+			t.Fatal(err)
+		}
+		if blocks := hit + read; blocks > 600 { // the table has far more
+			t.Errorf("%d blocks for\n%s\n%s", blocks, statement, plan)
+		}
+	}
+}
