@@ -7,6 +7,7 @@ STATICCHECK  := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 TEST_FLAGS   ?=
 DEMO_FLAGS   ?=
 BENCH_FLAGS  ?=
+TORTURE_FLAGS ?=
 FUZZ_TIME    ?= 20s
 
 # Tests of broken broker connections, where watermill-amqp v2.1.3 has data races of its own.
@@ -30,7 +31,7 @@ fuzz = (failed=; folder=$$(mktemp -d) && trap "rm -rf $$folder" EXIT && \
 	done; done; test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; })
 
 .DEFAULT_GOAL := help
-.PHONY: help test test_short test_race fuzz bench lint up down demo demo-amqp demo-outbox
+.PHONY: help test test_short test_race fuzz torture bench lint up down demo demo-amqp demo-outbox
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +50,9 @@ test_race: test ## the same as test, under Watermill's name for it
 
 demo-outbox: ## an inbox, an outbox, a forwarder and a second inbox, with processes and the broker killed
 	cd _examples/outbox && go run . -orders 1000 -timeout 10m $(DEMO_FLAGS)
+
+torture: ## break everything around consumers for 10 minutes (-time), and wrong inboxes too; on servers of its own
+	go run -C internal/integration ./torture $(TORTURE_FLAGS)
 
 bench: ## compare with a plain transaction and a hand-written inbox, side by side; prints ratios, draws a chart
 	$(WITH_SERVERS) go run -C internal/bench . $(BENCH_FLAGS)

@@ -1,0 +1,308 @@
+//go:build unix
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// stopLimit is how long a worker may take to end after SIGTERM.
+const stopLimit = 30 * time.Second
+
+// maxPassages is at which passage of its point a worker dies at the latest.
+const maxPassages = 100
+
+// crew is the worker processes. It starts again what dies.
+type crew struct {
+	config  func(number int) workerConfig // without its death
+	verbose bool
+	tally   *tally
+	report  *report
+
+	mutex    sync.Mutex
+	random   *rand.Rand // draws deaths
+	points   []string   // not drawn yet
+	calm     bool       // no more deaths, and
+	stopping bool       // no new workers
+	members  []*member
+	running  sync.WaitGroup
+	failures []string
+}
+
+// member is one worker, in its successive processes.
+type member struct {
+	number  int
+	process *os.Process
+	ended   chan struct{} // of this process
+	stopped bool          // by SIGSTOP
+}
+
+func newCrew(n int, random *rand.Rand, config func(int) workerConfig, report *report, verbose bool) *crew {
+	c := &crew{config: config, verbose: verbose, tally: newTally(), report: report, random: random}
+	for number := range n {
+		c.members = append(c.members, &member{number: number + 1})
+	}
+	return c
+}
+
+func (c *crew) start() error {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	for _, m := range c.members {
+		if err := c.startProcess(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// startProcess is called with the lock.
+func (c *crew) startProcess(m *member) error {
+	config := c.config(m.number)
+	if !c.calm {
+		config.Death = c.drawDeath()
+	}
+	encoded, err := json.Marshal(config)
+	if err != nil {
+		return err
+	}
+	executable, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(executable)
+	cmd.Env = append(os.Environ(), workerVariable+"="+string(encoded))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the driver
+	stderr := &lastLines{verbose: c.verbose}
+	cmd.Stderr = stderr
+	if _, err := cmd.StdinPipe(); err != nil { // its end tells the worker that we are gone
+		return err
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	m.process, m.ended, m.stopped = cmd.Process, make(chan struct{}), false
+	c.running.Add(1)
+	go c.watch(m, m.ended, cmd, stdout, stderr)
+	return nil
+}
+
+// drawDeath takes the points in a random order, each as often as the others.
+func (c *crew) drawDeath() death {
+	if len(c.points) == 0 {
+		c.points = slices.Clone(points)
+		c.random.Shuffle(len(c.points), func(a, b int) { c.points[a], c.points[b] = c.points[b], c.points[a] })
+	}
+	d := death{Point: c.points[0], Count: 1 + c.random.Int64N(maxPassages)}
+	c.points = c.points[1:]
+	return d
+}
+
+// watch reads what a process says until it ends, and starts the next one.
+func (c *crew) watch(m *member, ended chan struct{}, cmd *exec.Cmd, stdout io.Reader, stderr *lastLines) {
+	defer c.running.Done()
+	var dying string
+	for lines := bufio.NewReader(stdout); ; {
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			break // the rest, if any, is half a line
+		}
+		line = strings.TrimSuffix(line, "\n")
+		if point, ok := strings.CutPrefix(line, "dying "); ok {
+			dying = point
+		}
+		c.tally.add(line)
+	}
+	err := cmd.Wait()
+	close(ended)
+
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	killed := false
+	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok {
+		killed = status.Signaled() && status.Signal() == syscall.SIGKILL
+	}
+	switch {
+	case dying != "" && killed:
+		c.report.deaths.add(dying, c.tally.untilProgress(time.Now()))
+	case killed: // by us
+	case err != nil && !errors.Is(err, os.ErrProcessDone):
+		// A worker ends by itself when it finds no broker at its start; a deployment starts it again.
+		if !strings.Contains(stderr.String(), "stopped: ") {
+			c.failures = append(c.failures, fmt.Sprintf("worker %d crashed: %s: %s", m.number, cmd.ProcessState, stderr))
+		}
+		if !c.stopping {
+			c.mutex.Unlock()
+			time.Sleep(300 * time.Millisecond)
+			c.mutex.Lock()
+		}
+	}
+	if c.stopping {
+		return
+	}
+	if err := c.startProcess(m); err != nil {
+		c.failures = append(c.failures, fmt.Sprintf("cannot start worker %d: %v", m.number, err))
+	}
+}
+
+// signal sends a signal to a worker that is drawn.
+func (c *crew) signal(random *rand.Rand, signals ...syscall.Signal) *member {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	m := c.members[random.IntN(len(c.members))]
+	for _, signal := range signals {
+		_ = m.process.Signal(signal)
+	}
+	return m
+}
+
+func (c *crew) resume(m *member) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	_ = m.process.Signal(syscall.SIGCONT)
+}
+
+// calmDown replaces the workers that would still die by others that do not.
+func (c *crew) calmDown() {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	c.calm = true
+	for _, m := range c.members {
+		_ = m.process.Kill()
+	}
+}
+
+// stop stops all workers as a deployment does, and returns what was wrong with them.
+func (c *crew) stop() []string {
+	c.mutex.Lock()
+	c.stopping = true
+	for _, m := range c.members {
+		if m.process != nil {
+			_ = m.process.Signal(syscall.SIGTERM)
+		}
+	}
+	c.mutex.Unlock()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		c.running.Wait()
+	}()
+	select {
+	case <-ended:
+	case <-time.After(stopLimit):
+		c.mutex.Lock()
+		for _, m := range c.members {
+			select {
+			case <-m.ended:
+			default:
+				c.failures = append(c.failures, fmt.Sprintf("worker %d had not ended %s after SIGTERM", m.number, stopLimit))
+			}
+			_ = m.process.Kill()
+		}
+		c.mutex.Unlock()
+		<-ended
+	}
+	return c.failures
+}
+
+// tally counts what the workers say.
+type tally struct {
+	mutex    sync.Mutex
+	counts   map[string]int
+	last     time.Time
+	progress chan struct{} // closed at the next message that is processed
+}
+
+func newTally() *tally {
+	return &tally{counts: map[string]int{}, progress: make(chan struct{})}
+}
+
+const processed = "inbox processed"
+
+func (t *tally) add(line string) {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	t.counts[line]++
+	t.last = time.Now()
+	if line == processed {
+		close(t.progress)
+		t.progress = make(chan struct{})
+	}
+}
+
+func (t *tally) count(line string) int {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	return t.counts[line]
+}
+
+// silence is how long nobody has said anything.
+func (t *tally) silence() time.Duration {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	return time.Since(t.last)
+}
+
+// untilProgress sends how long it has taken since then, when the next message is processed.
+func (t *tally) untilProgress(since time.Time) <-chan time.Duration {
+	t.mutex.Lock()
+	progress := t.progress
+	t.mutex.Unlock()
+	took := make(chan time.Duration, 1)
+	go func() {
+		<-progress
+		took <- time.Since(since)
+	}()
+	return took
+}
+
+// wait returns how long it took until the next message was processed; false when the context ended before.
+func (t *tally) wait(ctx context.Context, since time.Time) (time.Duration, bool) {
+	select {
+	case took := <-t.untilProgress(since):
+		return took, true
+	case <-ctx.Done():
+		return 0, false
+	}
+}
+
+// lastLines keeps the end of what a process writes to stderr.
+type lastLines struct {
+	verbose bool
+	mutex   sync.Mutex
+	text    []byte
+}
+
+func (l *lastLines) Write(text []byte) (int, error) {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	if l.verbose {
+		_, _ = os.Stderr.Write(text)
+	}
+	l.text = append(l.text, text...)
+	l.text = l.text[max(0, len(l.text)-4000):]
+	return len(text), nil
+}
+
+func (l *lastLines) String() string {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	return string(l.text)
+}
