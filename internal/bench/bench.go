@@ -65,7 +65,7 @@ func variable(name string) (string, error) {
 
 // prepare makes the sections, with only what is asked for.
 func (b *bench) prepare(ctx context.Context) error {
-	for _, add := range []func(context.Context) error{b.addMessages, b.addGrowth, b.addRabbitMQ} {
+	for _, add := range []func(context.Context) error{b.addMessages, b.addGrowth, b.addRabbitMQ, b.addRetention, b.addPartitioned, b.addRetirement} {
 		if err := add(ctx); err != nil {
 			return err
 		}

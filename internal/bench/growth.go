@@ -49,7 +49,7 @@ func (b *bench) growthGroup(ctx context.Context, ids idOrder) (*group, error) {
 		judged:   true,
 		subjects: []*subject{empty, filled},
 		before: func(ctx context.Context) error {
-			if place.prefilled == 0 {
+			if place.prefilled.Load() == 0 {
 				if err := place.prefill(ctx, b.admin, ids, b.options.rows); err != nil {
 					return err
 				}

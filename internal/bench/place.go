@@ -20,9 +20,9 @@ const accounts = 1000
 type place struct {
 	name      string
 	schema    string
-	url       string // the schema is the search path
-	claims    bool   // each message leaves a record
-	prefilled int64
+	url       string       // the schema is the search path
+	claims    bool         // each message leaves a record
+	prefilled atomic.Int64 // records of others, as far as they must still be there
 	processed atomic.Int64 // messages, each once
 }
 
@@ -66,11 +66,11 @@ func (p *place) initialize(ctx context.Context) error {
 func (p *place) verify(ctx context.Context, admin *sql.DB) error {
 	var effects, records int64
 	err := admin.QueryRowContext(ctx, fmt.Sprintf(
-		`SELECT (SELECT sum(balance) FROM %[1]q.accounts), (SELECT count(*) FROM %[1]q.watermill_inbox)`, p.schema)).Scan(&effects, &records)
+		`SELECT (SELECT sum(balance) FROM %[1]q.accounts), (SELECT count(*) FROM %[1]q.watermill_inbox WHERE consumer <> '%[2]s')`, p.schema, expiredConsumer)).Scan(&effects, &records)
 	if err != nil {
 		return err
 	}
-	processed, claimed := p.processed.Load(), p.prefilled
+	processed, claimed := p.processed.Load(), p.prefilled.Load()
 	if p.claims {
 		claimed += processed
 	}

@@ -34,7 +34,7 @@ func (p *place) prefill(ctx context.Context, admin *sql.DB, ids idOrder, rows in
 	if err != nil {
 		return err
 	}
-	p.prefilled += int64(rows)
+	p.prefilled.Add(int64(rows))
 	_, err = admin.ExecContext(ctx, fmt.Sprintf(`VACUUM (FREEZE, ANALYZE) %q.watermill_inbox`, p.schema))
 	return err
 }

@@ -11,7 +11,7 @@ import (
 
 // print writes a table per section, and the bars.
 func (b *bench) print(out io.Writer) error {
-	fmt.Fprint(out, "\nEach figure is the rate relative to the baseline above it, \"= n/s\", of the same round: the median of these\n"+
+	fmt.Fprint(out, "\nEach figure is the rate, or the latency, relative to the baseline above it, \"= n/s\", of the same round: the median of these\n"+
 		"ratios and their quartiles. RT: round trips per message, counted on the wire.\n")
 	for _, section := range b.sections {
 		if err := b.printSection(out, section); err != nil {
@@ -40,11 +40,19 @@ func (b *bench) printSection(out io.Writer, s *section) error {
 			cells = append(cells, fmt.Sprintf("%g", b.trips[kind+"/"+row]))
 		}
 		for _, g := range s.groups {
-			cells = append(cells, g.cell(row))
+			cells = append(cells, g.cell(row, cmp.Or(s.unit, "/s")))
 		}
 		fmt.Fprintln(table, strings.Join(cells, "\t"))
 	}
-	return table.Flush()
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	for _, note := range s.notes {
+		if text := note(); text != "" {
+			fmt.Fprintln(out, "  "+text)
+		}
+	}
+	return nil
 }
 
 // rows are the names of the subjects, each once, in the order of the longest column.
@@ -61,12 +69,12 @@ func rows(s *section) []string {
 	return names
 }
 
-func (g *group) cell(row string) string {
+func (g *group) cell(row, unit string) string {
 	for _, s := range g.subjects {
 		switch {
 		case s.name != row:
 		case s.baseline == nil:
-			return fmt.Sprintf("= %.0f/s", spreadOf(s.rates).median)
+			return fmt.Sprintf("= %.4g%s", spreadOf(s.rates).median, unit)
 		default:
 			return spreadOf(s.ratios()).String()
 		}

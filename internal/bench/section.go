@@ -10,7 +10,9 @@ import (
 type section struct {
 	name   string // the first part of each subject's name
 	title  string
+	unit   string // of the figures; empty: per second
 	groups []*group
+	notes  []func() string // more lines at the end
 }
 
 // group is what is measured side by side: each time its subjects follow each other in random order.
@@ -29,7 +31,7 @@ type subject struct {
 	name     string   // the row's
 	baseline *subject // whose rate is 1; nil: this is one
 	rate     func(context.Context) (float64, error)
-	rates    []float64 // messages per second, one each time
+	rates    []float64 // messages per second or the section's unit, one each time
 }
 
 func (g *group) measure(ctx context.Context) error {
@@ -97,6 +99,18 @@ func (b *bench) add(s *section) {
 	if s.groups = groups; len(groups) > 0 {
 		b.sections = append(b.sections, s)
 	}
+}
+
+// wanted reports whether a section whose figures come from each other is asked for.
+func (b *bench) wanted(s *section) bool {
+	for _, g := range s.groups {
+		for _, subject := range g.subjects {
+			if b.options.only.MatchString(s.name + "/" + g.setting + "/" + subject.name) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // subject finds a cell; nil: it was not asked for.

@@ -94,18 +94,23 @@ func handWrittenHandler(db *sql.DB) (message.NoPublishHandlerFunc, error) {
 	}, nil
 }
 
-func inboxsqlHandler(db *sql.DB) (message.NoPublishHandlerFunc, error) {
-	repository, err := inboxsql.NewRepository(db, inboxsql.Options{SchemaAdapter: inboxsql.DefaultPostgreSQLSchema{}})
-	if err != nil {
-		return nil, err
-	}
-	return withInbox(repository, func(msg *message.Message) error {
-		tx, ok := inboxsql.TxFromContext(msg.Context())
-		if !ok {
-			return errors.New("no transaction in the context")
+var inboxsqlHandler = handlerOn(inboxsql.DefaultPostgreSQLSchema{})
+
+// handlerOn is the inbox on a table of the adapter's kind.
+func handlerOn(adapter inboxsql.SchemaAdapter) func(*sql.DB) (message.NoPublishHandlerFunc, error) {
+	return func(db *sql.DB) (message.NoPublishHandlerFunc, error) {
+		repository, err := inboxsql.NewRepository(db, inboxsql.Options{SchemaAdapter: adapter})
+		if err != nil {
+			return nil, err
 		}
-		return creditIn(tx, msg)
-	})
+		return withInbox(repository, func(msg *message.Message) error {
+			tx, ok := inboxsql.TxFromContext(msg.Context())
+			if !ok {
+				return errors.New("no transaction in the context")
+			}
+			return creditIn(tx, msg)
+		})
+	}
 }
 
 func creditIn(tx *sql.Tx, msg *message.Message) error {
