@@ -21,8 +21,8 @@ const (
 	sqliteName     = "sqlite"
 
 	workers = 4
-	rate    = 80  // payments per second, as long as there are fewer than
-	backlog = 300 // not booked yet
+	rate    = 80  // payments per second, as long as there are fewer messages
+	backlog = 500 // waiting
 
 	// recoveryLimit is how long it may take until a message is processed after a fault.
 	recoveryLimit = time.Minute
@@ -111,13 +111,11 @@ func (r *run) play(ctx context.Context, duration time.Duration, random *rand.Ran
 	return r.judge(ctx)
 }
 
-// load makes payments until the context ends.
+// load makes payments until the context ends, unless the workers are behind.
 func (r *run) load(ctx context.Context) {
-	const tick = 100 * time.Millisecond
+	const tick = 250 * time.Millisecond
 	for pause(ctx, tick) == nil {
-		var booked int
-		err := r.arena.db.QueryRowContext(ctx, `SELECT count(DISTINCT payment) FROM ledger`).Scan(&booked)
-		if err == nil && r.publisher.created()-booked < backlog {
+		if waiting, err := r.arena.waiting(); err == nil && waiting < backlog {
 			r.publisher.create(int(rate * tick / time.Second))
 		}
 	}
