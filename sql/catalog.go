@@ -31,11 +31,16 @@ func (p *Partitions) plan(ctx context.Context, on querier) (plan, time.Time, err
 	)
 	columns := []any{&part.name.schema, &part.name.name, &bounds, &part.attached, &part.pending, &part.comment}
 	err = readRows(ctx, on, listQuery(p.table()), columns, func() (err error) {
-		if part.attached {
+		switch {
+		case part.attached && bounds == "":
+			return nil // dropped while it was being listed
+		case part.attached:
 			part.retired = strings.HasPrefix(part.comment, markStart)
 			part.idRange, err = o.IDs.parseRange(bounds)
-		} else if part.idRange, part.retired = part.readMark(p.table(), o.IDs); !part.retired {
-			return nil // another table's, or renamed
+		default:
+			if part.idRange, part.retired = part.readMark(p.table(), o.IDs); !part.retired {
+				return nil // another table's, or renamed
+			}
 		}
 		plan.partitions = append(plan.partitions, part)
 		return err

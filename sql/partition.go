@@ -116,7 +116,7 @@ type window struct {
 func (s PartitionedPostgreSQLSchema) windowQuery(parent Table) Query {
 	return Query{Query: `SELECT ` + pq.QuoteLiteral(presentPrefix) + ` || ` + s.IDs.present() + ` UNION ALL ` +
 		`SELECT CASE WHEN starts_with(d.description, ` + pq.QuoteLiteral(markStart) + `) THEN ` + pq.QuoteLiteral(retiredPrefix) +
-		` ELSE '' END || pg_catalog.pg_get_expr(c.relpartbound, c.oid) ` +
+		` ELSE '' END || coalesce(pg_catalog.pg_get_expr(c.relpartbound, c.oid), '') ` +
 		`FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid ` +
 		`LEFT JOIN pg_catalog.pg_description d ON d.objoid = c.oid AND d.classoid = 'pg_catalog.pg_class'::regclass AND d.objsubid = 0 ` +
 		`WHERE i.inhparent = ` + regclass(parent) + ` AND NOT i.inhdetachpending`}
@@ -135,6 +135,9 @@ func (s PartitionedPostgreSQLSchema) parseWindow(texts []string) (window, error)
 			continue
 		}
 		bounds, retired := strings.CutPrefix(text, retiredPrefix)
+		if bounds == "" {
+			continue // dropped while it was being listed
+		}
 		r, err := s.IDs.parseRange(bounds)
 		switch {
 		case err != nil:

@@ -148,6 +148,7 @@ func TestExplainClaim(t *testing.T) {
 		want  error
 	}{
 		"below the window":                    {UUIDv7.Bound(day(1).Add(-time.Millisecond)), refused, read(at(days(2, 3)), at(days(1, 2))), inbox.ErrTooOld},
+		"one is dropped meanwhile":            {UUIDv7.Bound(day(0)), refused, read(retiredPrefix, "", at(days(1, 2))), inbox.ErrTooOld},
 		"at the epoch":                        {UUIDv7.Bound(time.UnixMilli(0)), refused, read(at(days(1, 2))), inbox.ErrTooOld},
 		"above the window":                    {UUIDv7.Bound(day(3)), refused, read(at(days(1, 2)), at(days(2, 3))), ErrNoPartition},
 		"in the year 10889":                   {UUIDv7.Bound(lastTime), refused, read(at(days(1, 2))), ErrNoPartition},

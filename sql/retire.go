@@ -40,11 +40,17 @@ func (p *Partitions) retire(ctx context.Context, pass *PartitionsPass) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err != nil {
+		if err != nil && !p.isGone(ctx, part) {
 			errs = append(errs, fmt.Errorf("inboxsql: cannot retire partition %s: %w", part.name.name, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// isGone reports whether another instance has dropped the partition.
+func (p *Partitions) isGone(ctx context.Context, part partition) bool {
+	plan, _, err := p.plan(ctx, p.db)
+	return err == nil && !plan.isAttached(part) && !plan.isDetached(part)
 }
 
 func (p *Partitions) retireOne(ctx context.Context, part partition, pass *PartitionsPass) error {
@@ -70,15 +76,22 @@ func (p *Partitions) retireOne(ctx context.Context, part partition, pass *Partit
 	return p.drop(ctx, part, pass)
 }
 
-// stateNotReady is what DETACH fails with while another detachment is pending.
-const stateNotReady = "55000"
+const (
+	stateNotReady = "55000" // DETACH while another detachment is pending
+	stateDeadlock = "40P01"
+)
 
 // detach runs outside of a transaction. Claims do not wait for it; it waits for the transactions that have used
 // the table before, and if it is interrupted, somebody must FINALIZE it.
 func (p *Partitions) detach(ctx context.Context, part partition, how string) error {
 	patient, cancel := context.WithTimeout(ctx, detachPatience)
 	defer cancel()
-	_, err := p.db.ExecContext(patient, `ALTER TABLE `+p.table().Quoted()+` DETACH PARTITION `+part.name.Quoted()+` `+how)
+	statement := `ALTER TABLE ` + p.table().Quoted() + ` DETACH PARTITION ` + part.name.Quoted() + ` ` + how
+	_, err := p.db.ExecContext(patient, statement)
+	if sqlState(err) == stateDeadlock {
+		// With another instance that has been waiting in the same detachment, and has gone on now.
+		_, err = p.db.ExecContext(patient, statement)
+	}
 	if err == nil {
 		return nil
 	}

@@ -413,9 +413,8 @@ func TestAPassFinishesAnotherOnesDetach(t *testing.T) {
 			t.Fatal(err)
 		}
 		a, b := <-first, <-second
-		t.Logf("%+v, %+v", a, b)
-		if a.err != nil || b.err != nil || len(a.Retired)+len(b.Retired) != 1 {
-			t.Errorf("the passes say %+v and %+v", a, b)
+		if err := errors.Join(a.err, b.err); err != nil || len(a.Retired)+len(b.Retired) != 1 {
+			t.Errorf("retired were %v and %v, %v", a.Retired, b.Retired, err)
 		}
 	})
 }
@@ -542,7 +541,8 @@ func TestClaimsRacePartitions(t *testing.T) {
 					for n := range messages {
 						n := (n + worker*messages/copies) % messages
 						if _, err := handle(newMessage(testdb.ID(inboxsql.UUIDv7, from, n))); err != nil {
-							if !errors.Is(err, inbox.ErrTooOld) && !errors.Is(err, inboxsql.ErrNoPartition) {
+							// The partition may also have come between the claim and the look for the reason.
+							if !errors.Is(err, inbox.ErrTooOld) && (inbox.ShouldPoison(err) || !strings.Contains(err.Error(), "23514")) {
 								t.Errorf("an old message: %v", err)
 							}
 							refused.Add(1)
