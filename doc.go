@@ -20,8 +20,9 @@
 //   - E-mails, HTTP calls and publishes that the handler makes itself are at-least-once. [KeyFromContext] is
 //     a stable idempotency key for the other side.
 //   - A writer that goes around the transaction, the pool instead of the transaction, is outside.
-//   - A message that comes back after its record was deleted runs again. Nothing deletes records unless a
-//     [Cleaner] runs; its retention is yours to choose.
+//   - A message that comes back after its record was deleted runs again, unless the guard for messages that are
+//     too old is on, see [TooOldOptions]. Nothing deletes records unless a [Cleaner] runs; the [Retention] is
+//     yours to choose.
 //   - Durability is the database's: synchronous_commit=off, a lagging standby that is promoted, or SQLite
 //     with synchronous=OFF can lose an acknowledged effect, together with its claim.
 //   - A handler that ends its goroutine (runtime.Goexit, which t.FailNow calls) is rolled back, but the router
