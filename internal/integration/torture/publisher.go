@@ -96,12 +96,6 @@ func (p *publisher) mustArrive(id, queue string) bool {
 	return p.payments[id].confirmed[queue].After(p.deleted[queue])
 }
 
-func (p *publisher) created() int {
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	return len(p.payments)
-}
-
 // pending is how many messages are still to be sent, late ones included.
 func (p *publisher) pending() int {
 	p.mutex.Lock()
