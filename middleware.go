@@ -21,10 +21,10 @@ type Middleware struct {
 // Middleware is the handler middleware to add to a router or to one handler. Inside of Watermill's Retry,
 // so that every attempt has a transaction of its own; see the package documentation for the whole order.
 func (m *Middleware) Middleware(h message.HandlerFunc) message.HandlerFunc {
-	return func(msg *message.Message) ([]*message.Message, error) {
+	return func(msg *message.Message) (produced []*message.Message, err error) {
 		outer := msg.Context()
 		a := &attempt{Middleware: m, started: time.Now(), outer: outer, msg: msg, observation: Observation{Outcome: Failed}}
-		defer a.report()
+		defer func() { a.report(err) }()
 		a.inner.Context = outer
 		a.inner.key = Key{
 			Consumer:  m.options.Consumer(message.HandlerNameFromCtx(outer)),
@@ -53,7 +53,7 @@ type attempt struct {
 	outer   context.Context // the message's
 	inner   handlerContext  // the handler's, with the key and the transaction
 	msg     *message.Message
-	claimed bool // or a duplicate
+	claimed bool // or found to be a duplicate
 
 	observation Observation
 }

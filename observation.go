@@ -1,6 +1,7 @@
 package inbox
 
 import (
+	"errors"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -25,6 +26,9 @@ type Observation struct {
 
 	Outcome Outcome
 
+	// Err is what the router is given. nil after a panic.
+	Err error
+
 	// Wait is how long the claim took: the wait for a connection, for another copy that was being handled, and
 	// the database's work. 0 when nothing was claimed.
 	Wait time.Duration
@@ -37,12 +41,13 @@ type Observation struct {
 	// retention must be.
 	Age time.Duration
 
-	// TooOld: the message is older than the retention and has no record, see [TooOldOptions].
+	// TooOld: the message is older than the retention and has no record, see [TooOldOptions], or older than what
+	// its table can tell.
 	TooOld bool
 }
 
 // report logs and observes the attempt at its end.
-func (a *attempt) report() {
+func (a *attempt) report(err error) {
 	if a.claimed {
 		a.log("Message "+string(a.observation.Outcome), nil)
 	}
@@ -50,6 +55,8 @@ func (a *attempt) report() {
 		a.observation.Key = a.inner.key
 		a.observation.Wait = a.waited
 		a.observation.Duration = time.Since(a.started)
+		a.observation.Err = err
+		a.observation.TooOld = a.observation.TooOld || errors.Is(err, ErrTooOld)
 		a.options.Observe(a.observation)
 	}
 }

@@ -90,12 +90,12 @@ var ageCases = []kitCase{
 		key := k.key()
 		key.Consumer = consumer
 		d.want(nacked, key)
-		if last := watched.last(); last.Outcome != inbox.Failed || last.Key != key || last.Wait <= 0 || last.Duration < last.Wait || last.Age != 0 {
+		if last := watched.last(); last.Outcome != inbox.Failed || last.Err == nil || last.Key != key || last.Wait <= 0 || last.Duration < last.Wait || last.Age != 0 {
 			k.Errorf("observed %+v", last)
 		}
 		d.failPublish(1)
 		d.want(nacked, key)
-		if last := watched.last(); last.Outcome != inbox.Processed || last.Age != 0 {
+		if last := watched.last(); last.Outcome != inbox.Processed || last.Err != nil || last.Age != 0 {
 			k.Errorf("observed %+v", last)
 		}
 		if err := k.Age(k.context(), key, time.Hour); err != nil {
