@@ -5,6 +5,8 @@ package main
 import (
 	"bytes"
 	"context"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -15,23 +17,28 @@ import (
 	"github.com/devmappa/watermill-inbox/internal/servers"
 )
 
-// A short run: the inbox keeps its promise, and a wrong one is convicted.
+// A short run: the inbox keeps its promise, and a wrong one is convicted. The program is built without the race
+// detector: watermill-amqp v2.1.3 has races of its own when it connects again.
 func TestTorture(t *testing.T) {
-	for _, p := range []part{{ours, postgresqlName, 1}, {checkThenInsert, postgresqlName, 1}} {
-		t.Run(p.String(), func(t *testing.T) {
-			var progress bytes.Buffer
-			report, err := torture(context.Background(), p.inbox, p.database, minimum, 4, false, &progress)
-			if err != nil {
-				t.Fatal(err)
+	t.Parallel()
+	binary := filepath.Join(t.TempDir(), "torture")
+	if out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for name, verdict := range map[string]string{
+		part{inbox: ours, database: postgresqlName}.String():            "verdict: every payment once",
+		part{inbox: checkThenInsert, database: postgresqlName}.String(): "payment booked more than once",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.Command(binary, "-time", minimum.String(), "-seed", "4", "-only", name)
+			out, err := cmd.CombinedOutput()
+			t.Log(string(out))
+			if err != nil || !bytes.Contains(out, []byte(verdict)) {
+				t.Errorf("%v, want the words %q", err, verdict)
 			}
-			var out strings.Builder
-			report.print(&out)
-			t.Log(out.String())
-			if report.payments == 0 || report.deaths.total() == 0 {
+			if bytes.Contains(out, []byte("\n  0 faults;")) || bytes.Contains(out, []byte(" 0 payments;")) {
 				t.Error("nothing has happened")
-			}
-			if convicted := len(report.violations) > 0; convicted != (p.inbox != ours) {
-				t.Errorf("convicted: %v\n%s", convicted, progress.String())
 			}
 		})
 	}
