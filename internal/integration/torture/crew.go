@@ -135,14 +135,15 @@ func (c *crew) watch(m *member, ended chan struct{}, cmd *exec.Cmd, stdout io.Re
 
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	killed := false
-	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok {
-		killed = status.Signaled() && status.Signal() == syscall.SIGKILL
+	var killed, terminated bool
+	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		killed = status.Signal() == syscall.SIGKILL
+		terminated = status.Signal() == syscall.SIGTERM // before it listened to that
 	}
 	switch {
 	case dying != "" && killed:
 		c.report.deaths.add(dying, c.tally.untilProgress(time.Now()))
-	case killed: // by us
+	case killed, terminated: // by us
 	case err != nil && !errors.Is(err, os.ErrProcessDone):
 		// A worker ends by itself when it finds no broker at its start; a deployment starts it again.
 		if !strings.Contains(stderr.String(), "stopped: ") {
