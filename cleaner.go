@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -186,12 +187,13 @@ func (c *Cleaner) pass(ctx context.Context, pass *CleanerPass) error {
 			c.options.Logger.Error("Retention of a consumer that has no records, is the name right?", nil, watermill.LogFields{"consumer": consumer})
 		}
 	}
+	size := c.options.BatchSize
 	for _, consumer := range consumers {
 		retention := c.options.Retention.For(consumer)
 		if retention == KeepForever {
 			continue
 		}
-		if err := c.deleteProcessed(ctx, consumer, retention, pass); err != nil {
+		if err := c.deleteProcessed(ctx, consumer, retention, &size, pass); err != nil {
 			return err
 		}
 		if c.options.UnsentRetention > 0 {
@@ -211,19 +213,19 @@ func (c *Cleaner) pass(ctx context.Context, pass *CleanerPass) error {
 // smallestBatch is not made smaller after a timeout.
 const smallestBatch = 10
 
-func (c *Cleaner) deleteProcessed(ctx context.Context, consumer string, retention time.Duration, pass *CleanerPass) error {
-	for size := c.options.BatchSize; ; {
+func (c *Cleaner) deleteProcessed(ctx context.Context, consumer string, retention time.Duration, size *int, pass *CleanerPass) error {
+	for {
 		batch, cancel := context.WithTimeout(ctx, c.options.BatchTimeout)
-		deleted, err := c.records.DeleteProcessed(batch, consumer, retention, size)
+		deleted, err := c.records.DeleteProcessed(batch, consumer, retention, *size)
 		timedOut := batch.Err() != nil && ctx.Err() == nil
 		cancel()
 		pass.Deleted += deleted
 		switch {
-		case err != nil && timedOut && size > smallestBatch:
-			size = max(size/2, smallestBatch)
+		case err != nil && timedOut && *size > smallestBatch:
+			*size = max(*size/2, smallestBatch)
 		case err != nil:
 			return err
-		case deleted < size:
+		case deleted < *size:
 			return nil
 		default:
 			c.options.Progress(*pass)
@@ -237,8 +239,8 @@ func (c *Cleaner) deleteProcessed(ctx context.Context, consumer string, retentio
 // deleteUnsent deletes what nobody is expected to send any more, and says what that was.
 func (c *Cleaner) deleteUnsent(ctx context.Context, consumer string, age time.Duration, pass *CleanerPass) error {
 	const batch = 100
-	for {
-		found, err := Find(ctx, c.records, Selection{Consumer: consumer, OlderThan: age, Unsent: true}, Key{}, batch)
+	for after := (Key{}); ; {
+		found, err := Find(ctx, c.records, Selection{Consumer: consumer, OlderThan: age, Unsent: true}, after, batch)
 		if err != nil || len(found) == 0 {
 			return err
 		}
@@ -254,6 +256,7 @@ func (c *Cleaner) deleteUnsent(ctx context.Context, consumer string, age time.Du
 		if err != nil {
 			return err
 		}
+		after = keys[len(keys)-1]
 		c.options.Progress(*pass)
 		if err := pause(ctx, c.options.BatchPause); err != nil {
 			return err
@@ -264,7 +267,8 @@ func (c *Cleaner) deleteUnsent(ctx context.Context, consumer string, age time.Du
 // pause waits for the duration, give or take a tenth, or for the context's end.
 func pause(ctx context.Context, d time.Duration) error {
 	if tenth := int64(d / 10); tenth > 0 {
-		d += time.Duration(rand.Int64N(2*tenth) - tenth)
+		d -= time.Duration(tenth) // first, since the longest duration is allowed
+		d += time.Duration(min(rand.Int64N(2*tenth), math.MaxInt64-int64(d)))
 	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -111,6 +112,100 @@ func TestCleanerMakesSmallerBatchesAfterATimeout(t *testing.T) {
 		if (err != nil) != (want.left > 0) || pass.Deleted != 500-want.left || !slices.Equal(records.sizes, want.sizes) {
 			t.Errorf("up to %d: %+v, %v, batches %v, want %v", largest, pass, err, records.sizes, want.sizes)
 		}
+	}
+}
+
+// several consumers share what a pass has learned.
+type several struct {
+	*slow
+	consumers []string
+}
+
+func (s several) Consumers(context.Context) ([]string, time.Time, error) {
+	return s.consumers, time.Now(), nil
+}
+
+func TestCleanerKeepsSmallerBatchesForTheRestOfThePass(t *testing.T) {
+	t.Parallel()
+	records := several{&slow{MemoryRepository: inboxtest.NewMemoryRepository(), left: 100, largest: 150}, []string{"a", "b"}}
+	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{
+		Retention: oneHour, BatchSize: 200, BatchTimeout: 10 * time.Millisecond, BatchPause: time.Nanosecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cleaner.Pass(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if want := []int{200, 100, 100, 100}; !slices.Equal(records.sizes, want) {
+		t.Errorf("batches %v, want %v", records.sizes, want)
+	}
+}
+
+// undeletable is a table whose policy lets nobody delete.
+type undeletable struct {
+	*inboxtest.MemoryRepository
+	deletions int
+}
+
+func (u *undeletable) DeleteRecords(context.Context, []inbox.Key) (int, error) {
+	u.deletions++
+	return 0, nil
+}
+
+func TestCleanerEndsThoughUnsentRecordsStay(t *testing.T) {
+	t.Parallel()
+	records := &undeletable{MemoryRepository: inboxtest.NewMemoryRepository()}
+	key := inbox.Key{Consumer: "consumer", MessageID: "1"}
+	transaction, _, err := records.Claim(context.Background(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(transaction.Store(context.Background(), []byte("unsent")), transaction.Commit(context.Background())); err != nil {
+		t.Fatal(err)
+	}
+	records.Age(key, 3*time.Hour)
+	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Retention: oneHour, UnsentRetention: 2 * time.Hour, BatchPause: time.Nanosecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if pass, err := cleaner.Pass(ctx); err != nil || pass != (inbox.CleanerPass{Unsent: 1}) || records.deletions != 1 {
+		t.Errorf("%+v, %v, after %d deletions", pass, err, records.deletions)
+	}
+}
+
+// counted tells how often it is asked.
+type counted struct {
+	*inboxtest.MemoryRepository
+	passes *atomic.Int32
+}
+
+func (c counted) Consumers(context.Context) ([]string, time.Time, error) {
+	c.passes.Add(1)
+	return nil, time.Now(), nil
+}
+
+func TestCleanerPausesForTheLongestInterval(t *testing.T) {
+	t.Parallel()
+	var passes atomic.Int32
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	const cleaners = 20 // the pause varies
+	done := make(chan error)
+	for range cleaners {
+		cleaner, err := inbox.NewCleaner(counted{inboxtest.NewMemoryRepository(), &passes}, inbox.CleanerOptions{Retention: oneHour, Interval: math.MaxInt64})
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() { done <- cleaner.Run(ctx) }()
+	}
+	for range cleaners {
+		<-done
+	}
+	if got := passes.Load(); got != cleaners {
+		t.Errorf("%d passes of %d cleaners", got, cleaners)
 	}
 }
 
