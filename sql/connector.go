@@ -112,6 +112,11 @@ func (c *fusedConn) BeginTx(ctx context.Context, options driver.TxOptions) (driv
 	return c.tx, nil
 }
 
+// Begin is for who uses the connection behind database/sql's back.
+func (c *fusedConn) Begin() (driver.Tx, error) {
+	return c.BeginTx(context.Background(), driver.TxOptions{})
+}
+
 // beginForOthers begins a transaction without a claim. Lib/pq would keep what watches its context after its end,
 // and a later transaction that began with a claim would end it once more, which panics in lib/pq or takes the old
 // context's end for its own. So here too the context is ours to watch.

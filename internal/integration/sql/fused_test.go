@@ -153,6 +153,43 @@ func TestFusedRefusesAStrangersTransaction(t *testing.T) {
 	}
 }
 
+// The connection is used behind database/sql's back.
+func TestFusedRefusesATransactionBegunByTheDriver(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQLFused(t)
+	db.SetMaxOpenConns(1)
+	repository := db.Repository(t, inboxsql.Options{})
+	ctx := context.Background()
+	transaction, _, err := repository.Claim(ctx, inbox.Key{Consumer: "c", MessageID: "1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := transaction.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = conn.Raw(func(raw any) error {
+		_, err := raw.(driver.Conn).Begin() //nolint:staticcheck // it is there
+		return err
+	})
+	if err := errors.Join(err, conn.Close()); err != nil {
+		t.Fatal(err)
+	}
+	transaction, _, err = repository.Claim(ctx, inbox.Key{Consumer: "c", MessageID: "2"})
+	if err == nil {
+		_ = transaction.Rollback()
+		t.Error("the claim joined the stranger's transaction")
+	}
+	if tx, err := db.BeginTx(ctx, &sql.TxOptions{}); err != nil {
+		t.Error(err)
+	} else {
+		_ = tx.Rollback()
+	}
+}
+
 func TestFusedKeepsTheIsolationLevel(t *testing.T) {
 	t.Parallel()
 	for level, want := range map[sql.IsolationLevel]string{
