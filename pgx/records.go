@@ -17,6 +17,9 @@ func (r *Repository) Consumers(ctx context.Context) (consumers []string, now tim
 		consumer     string
 		microseconds int64
 	)
+	if err := r.find(ctx); err != nil {
+		return nil, time.Time{}, fmt.Errorf("inboxpgx: cannot list the consumers: %w", err)
+	}
 	query := r.schema.ConsumersQuery(inboxsql.CheckParams{Table: r.table()})
 	err = r.read(ctx, query, []any{&consumer, &microseconds}, func() {
 		now = time.UnixMicro(microseconds)
@@ -32,6 +35,9 @@ func (r *Repository) Consumers(ctx context.Context) (consumers []string, now tim
 
 // DeleteProcessed implements [inbox.Records].
 func (r *Repository) DeleteProcessed(ctx context.Context, consumer string, age time.Duration, limit int) (deleted int, err error) {
+	if err := r.find(ctx); err != nil {
+		return 0, fmt.Errorf("inboxpgx: cannot delete processed records: %w", err)
+	}
 	err = pgx.BeginFunc(ctx, r.pool, func(tx pgx.Tx) error {
 		var locked int32
 		lock := r.schema.CleanerLockQuery(inboxsql.CheckParams{Table: r.table()})
@@ -56,6 +62,9 @@ func (r *Repository) DeleteProcessed(ctx context.Context, consumer string, age t
 // CountRecords implements [inbox.Records].
 func (r *Repository) CountRecords(ctx context.Context, selection inbox.Selection) (int, error) {
 	var count int64
+	if err := r.find(ctx); err != nil {
+		return 0, fmt.Errorf("inboxpgx: cannot count records: %w", err)
+	}
 	query := r.schema.CountQuery(inboxsql.CountParams{Table: r.table(), Selection: selection})
 	if err := r.read(ctx, query, []any{&count}, func() {}); err != nil {
 		return 0, fmt.Errorf("inboxpgx: cannot count records: %w", err)
@@ -70,6 +79,9 @@ func (r *Repository) FindRecords(ctx context.Context, selection inbox.Selection,
 		processedAt int64
 		produced    []byte
 	)
+	if err := r.find(ctx); err != nil {
+		return fmt.Errorf("inboxpgx: cannot find records: %w", err)
+	}
 	query := r.schema.FindQuery(inboxsql.FindParams{Table: r.table(), Selection: selection, After: after, Limit: limit})
 	err := r.read(ctx, query, []any{&key.Consumer, &key.MessageID, &processedAt, &produced}, func() {
 		each(key, inbox.Record{ProcessedAt: time.UnixMicro(processedAt), Produced: produced})
@@ -84,6 +96,9 @@ func (r *Repository) FindRecords(ctx context.Context, selection inbox.Selection,
 func (r *Repository) DeleteRecords(ctx context.Context, keys []inbox.Key) (int, error) {
 	if len(keys) == 0 {
 		return 0, nil
+	}
+	if err := r.find(ctx); err != nil {
+		return 0, fmt.Errorf("inboxpgx: cannot delete records: %w", err)
 	}
 	query := r.schema.DeleteRecordsQuery(inboxsql.DeleteRecordsParams{Table: r.table(), Keys: sortedKeys(keys)})
 	tag, err := r.pool.Exec(ctx, query.Query)
@@ -101,6 +116,9 @@ func (r *Repository) Statistics(ctx context.Context) (inbox.Statistics, error) {
 		oldest, newest int64
 		bytes          int64
 	)
+	if err := r.find(ctx); err != nil {
+		return inbox.Statistics{}, fmt.Errorf("inboxpgx: cannot read statistics: %w", err)
+	}
 	query := r.schema.StatisticsQuery(inboxsql.CheckParams{Table: r.table()})
 	err := r.read(ctx, query, []any{&c.Consumer, &c.Records, &c.Unsent, &oldest, &newest, &c.LastDay, &bytes}, func() {
 		if c.Consumer == "" {

@@ -11,6 +11,9 @@ import (
 
 // Consumers implements [inbox.Records].
 func (r *Repository) Consumers(ctx context.Context) (consumers []string, now time.Time, err error) {
+	if err := r.find(ctx); err != nil {
+		return nil, time.Time{}, fmt.Errorf("inboxsql: cannot list the consumers: %w", err)
+	}
 	err = r.rows(ctx, r.schema.ConsumersQuery(CheckParams{Table: r.table()}), func(rows *sql.Rows) error {
 		var (
 			consumer     string
@@ -33,6 +36,9 @@ func (r *Repository) Consumers(ctx context.Context) (consumers []string, now tim
 
 // DeleteProcessed implements [inbox.Records].
 func (r *Repository) DeleteProcessed(ctx context.Context, consumer string, age time.Duration, limit int) (deleted int, err error) {
+	if err := r.find(ctx); err != nil {
+		return 0, fmt.Errorf("inboxsql: cannot delete processed records: %w", err)
+	}
 	err = r.short(ctx, func(tx *sql.Tx) error {
 		if lock := r.schema.CleanerLockQuery(CheckParams{Table: r.table()}); lock.Query != "" {
 			var locked int
@@ -68,6 +74,9 @@ func (r *Repository) short(ctx context.Context, do func(*sql.Tx) error) error {
 
 // CountRecords implements [inbox.Records].
 func (r *Repository) CountRecords(ctx context.Context, selection inbox.Selection) (count int, err error) {
+	if err := r.find(ctx); err != nil {
+		return 0, fmt.Errorf("inboxsql: cannot count records: %w", err)
+	}
 	query := r.schema.CountQuery(CountParams{Table: r.table(), Selection: selection})
 	if err := r.db.QueryRowContext(ctx, query.Query, query.Args...).Scan(&count); err != nil {
 		return 0, fmt.Errorf("inboxsql: cannot count records: %w", err)
@@ -77,6 +86,9 @@ func (r *Repository) CountRecords(ctx context.Context, selection inbox.Selection
 
 // FindRecords implements [inbox.Records].
 func (r *Repository) FindRecords(ctx context.Context, selection inbox.Selection, after inbox.Key, limit int, each func(inbox.Key, inbox.Record)) error {
+	if err := r.find(ctx); err != nil {
+		return fmt.Errorf("inboxsql: cannot find records: %w", err)
+	}
 	query := r.schema.FindQuery(FindParams{Table: r.table(), Selection: selection, After: after, Limit: limit})
 	err := r.rows(ctx, query, func(rows *sql.Rows) error {
 		var (
@@ -101,6 +113,9 @@ func (r *Repository) DeleteRecords(ctx context.Context, keys []inbox.Key) (delet
 	if len(keys) == 0 {
 		return 0, nil
 	}
+	if err := r.find(ctx); err != nil {
+		return 0, fmt.Errorf("inboxsql: cannot delete records: %w", err)
+	}
 	deleted, err = affected(r.db.ExecContext)(ctx, r.schema.DeleteRecordsQuery(DeleteRecordsParams{Table: r.table(), Keys: sortedKeys(keys)}))
 	if err != nil {
 		return 0, fmt.Errorf("inboxsql: cannot delete records: %w", err)
@@ -110,6 +125,9 @@ func (r *Repository) DeleteRecords(ctx context.Context, keys []inbox.Key) (delet
 
 // Statistics implements [inbox.Records].
 func (r *Repository) Statistics(ctx context.Context) (statistics inbox.Statistics, err error) {
+	if err := r.find(ctx); err != nil {
+		return inbox.Statistics{}, fmt.Errorf("inboxsql: cannot read statistics: %w", err)
+	}
 	err = r.rows(ctx, r.schema.StatisticsQuery(CheckParams{Table: r.table()}), func(rows *sql.Rows) error {
 		var (
 			c              inbox.ConsumerStatistics
