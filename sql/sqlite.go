@@ -49,8 +49,8 @@ func (DefaultSQLiteSchema) ProveOpenQuery(ProofParams) Query {
 // MarkSentQuery implements [SchemaAdapter].
 func (DefaultSQLiteSchema) MarkSentQuery(params MarkSentParams) Query {
 	values, args := sqliteKeys(params.Keys)
-	return Query{`UPDATE ` + params.Table.Quoted() + ` SET "dispatched_at" = ` + sqliteNow + `, "produced" = NULL ` +
-		`WHERE "produced" IS NOT NULL AND ("consumer", "message_id") IN (VALUES ` + values + `)`, args}
+	return Query{`WITH chosen ("consumer", "message_id") AS (VALUES ` + values + `) UPDATE ` + params.Table.Quoted() +
+		` SET "dispatched_at" = ` + sqliteNow + `, "produced" = NULL WHERE "produced" IS NOT NULL AND ` + sqliteChosen, args}
 }
 
 func sqliteKeys(keys []inbox.Key) (values string, args []any) {
@@ -115,8 +115,14 @@ func (DefaultSQLiteSchema) SchemaQuery(CheckParams) Query { return Query{} }
 // sqliteNow is the schema's default of processed_at.
 const sqliteNow = `CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)`
 
-// sqliteWhereKey compares bytes whatever the columns' collation is, as the key that Check demands does.
-const sqliteWhereKey = ` WHERE "consumer" COLLATE BINARY = ? AND "message_id" COLLATE BINARY = ?`
+// These compare bytes whatever the columns' collation is, as the key that Check demands does.
+const (
+	sqliteConsumer  = `"consumer" COLLATE BINARY`
+	sqliteMessageID = `"message_id" COLLATE BINARY`
+	sqliteKey       = sqliteConsumer + `, ` + sqliteMessageID
+	sqliteChosen    = `("consumer", "message_id") IN (SELECT * FROM chosen) AND (` + sqliteKey + `) IN (SELECT * FROM chosen)` // the first by the index
+	sqliteWhereKey  = ` WHERE ` + sqliteConsumer + ` = ? AND ` + sqliteMessageID + ` = ?`
+)
 
 func keyArgs(params KeyParams) []any {
 	return []any{params.Key.Consumer, params.Key.MessageID}

@@ -10,8 +10,8 @@ import (
 // ConsumersQuery implements [SchemaAdapter]: it jumps from one consumer to the next in the key's index.
 func (DefaultSQLiteSchema) ConsumersQuery(params CheckParams) Query {
 	table := params.Table.Quoted()
-	return Query{Query: `WITH RECURSIVE found ("consumer") AS (SELECT min("consumer") FROM ` + table + ` UNION ALL ` +
-		`SELECT (SELECT min(next."consumer") FROM ` + table + ` AS next WHERE next."consumer" > found."consumer") ` +
+	return Query{Query: `WITH RECURSIVE found ("consumer") AS (SELECT min(` + sqliteConsumer + `) FROM ` + table + ` UNION ALL ` +
+		`SELECT (SELECT min(next.` + sqliteConsumer + `) FROM ` + table + ` AS next WHERE next.` + sqliteConsumer + ` > found."consumer") ` +
 		`FROM found WHERE found."consumer" IS NOT NULL) ` +
 		`SELECT "consumer", ` + sqliteNow + ` * 1000 FROM found WHERE "consumer" IS NOT NULL UNION ALL SELECT '', ` + sqliteNow + ` * 1000`}
 }
@@ -19,12 +19,16 @@ func (DefaultSQLiteSchema) ConsumersQuery(params CheckParams) Query {
 // CleanerLockQuery implements [SchemaAdapter]: there is one writer anyway.
 func (DefaultSQLiteSchema) CleanerLockQuery(CheckParams) Query { return Query{} }
 
-// DeleteProcessedQuery implements [SchemaAdapter].
+// DeleteProcessedQuery implements [SchemaAdapter]. The condition stands there twice, for columns whose own collation
+// finds more keys than were chosen; the second time it must not choose the index, hence the plus.
 func (DefaultSQLiteSchema) DeleteProcessedQuery(params DeleteProcessedParams) Query {
+	const (
+		expired      = sqliteConsumer + ` = ? AND "processed_at" < ` + sqliteNow + ` - ? AND ("produced" IS NULL OR "dispatched_at" IS NOT NULL)`
+		stillExpired = `+` + sqliteConsumer + ` = ? AND +"processed_at" < ` + sqliteNow + ` - ? AND ("produced" IS NULL OR "dispatched_at" IS NOT NULL)`
+	)
 	return Query{`DELETE FROM ` + params.Table.Quoted() + ` WHERE ("consumer", "message_id") IN (` +
-		`SELECT "consumer", "message_id" FROM ` + params.Table.Quoted() + ` WHERE "consumer" = ? AND "processed_at" < ` + sqliteNow + ` - ? ` +
-		`AND ("produced" IS NULL OR "dispatched_at" IS NOT NULL) ORDER BY "processed_at" LIMIT ?)`,
-		[]any{params.Consumer, params.Age.Milliseconds(), params.Limit}}
+		`SELECT "consumer", "message_id" FROM ` + params.Table.Quoted() + ` WHERE ` + expired + ` ORDER BY "processed_at" LIMIT ?) AND ` + stillExpired,
+		[]any{params.Consumer, params.Age.Milliseconds(), params.Limit, params.Consumer, params.Age.Milliseconds()}}
 }
 
 // CountQuery implements [SchemaAdapter].
@@ -37,21 +41,21 @@ func (DefaultSQLiteSchema) CountQuery(params CountParams) Query {
 func (DefaultSQLiteSchema) FindQuery(params FindParams) Query {
 	condition, args := sqliteSelection(params.Selection)
 	return Query{`SELECT "consumer", "message_id", "processed_at" * 1000, CASE WHEN "dispatched_at" IS NULL THEN "produced" END FROM ` +
-		params.Table.Quoted() + ` WHERE ` + condition + ` AND ("consumer", "message_id") > (?, ?) ORDER BY "consumer", "message_id" LIMIT ?`,
+		params.Table.Quoted() + ` WHERE ` + condition + ` AND (` + sqliteKey + `) > (?, ?) ORDER BY ` + sqliteKey + ` LIMIT ?`,
 		append(args, params.After.Consumer, params.After.MessageID, params.Limit)}
 }
 
 // DeleteRecordsQuery implements [SchemaAdapter].
 func (DefaultSQLiteSchema) DeleteRecordsQuery(params DeleteRecordsParams) Query {
 	values, args := sqliteKeys(params.Keys)
-	return Query{`DELETE FROM ` + params.Table.Quoted() + ` WHERE ("consumer", "message_id") IN (VALUES ` + values + `)`, args}
+	return Query{`WITH chosen ("consumer", "message_id") AS (VALUES ` + values + `) DELETE FROM ` + params.Table.Quoted() + ` WHERE ` + sqliteChosen, args}
 }
 
 // StatisticsQuery implements [SchemaAdapter]. SQLite does not tell the size of a table, unless it is built for it.
 func (DefaultSQLiteSchema) StatisticsQuery(params CheckParams) Query {
 	return Query{Query: `SELECT "consumer", count(*), sum("produced" IS NOT NULL AND "dispatched_at" IS NULL), ` +
 		`min("processed_at") * 1000, max("processed_at") * 1000, sum("processed_at" > ` + sqliteNow + ` - 86400000), 0 FROM ` +
-		params.Table.Quoted() + ` GROUP BY "consumer" UNION ALL SELECT '', 0, 0, 0, 0, 0, 0 ORDER BY 1`}
+		params.Table.Quoted() + ` GROUP BY ` + sqliteConsumer + ` UNION ALL SELECT '', 0, 0, 0, 0, 0, 0 ORDER BY 1 COLLATE BINARY`}
 }
 
 // sqliteSelection is a condition; true when all is selected.
@@ -61,10 +65,10 @@ func sqliteSelection(s inbox.Selection) (condition string, args []any) {
 		conditions, args = append(conditions, condition), append(args, arg)
 	}
 	if s.Consumer != "" {
-		add(`"consumer" = ?`, s.Consumer)
+		add(sqliteConsumer+` = ?`, s.Consumer)
 	}
 	if s.MessageID != "" {
-		add(`"message_id" = ?`, s.MessageID)
+		add(sqliteMessageID+` = ?`, s.MessageID)
 	}
 	if !s.From.IsZero() {
 		add(`"processed_at" >= ?`, ceilMillisecond(s.From))

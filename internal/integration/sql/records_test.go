@@ -3,6 +3,7 @@ package sql_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +11,81 @@ import (
 	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
 )
+
+// Check takes a table whose columns ignore the case when its key does not; then nothing else may.
+func TestSQLiteRecordsCompareBytesUnderAnyCollation(t *testing.T) {
+	t.Parallel()
+	db := testdb.SQLite(t)
+	db.MustExec(t, `CREATE TABLE watermill_inbox (consumer text NOT NULL COLLATE NOCASE, message_id text NOT NULL COLLATE NOCASE,
+		processed_at integer NOT NULL DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)), produced blob, dispatched_at integer)`)
+	db.MustExec(t, `CREATE UNIQUE INDEX inbox_key ON watermill_inbox (consumer COLLATE BINARY, message_id COLLATE BINARY)`)
+	repository := db.RepositoryWithoutSchema(t, inboxsql.Options{})
+	ctx := context.Background()
+	if err := repository.Check(ctx); err != nil {
+		t.Fatal(err)
+	}
+	reset := func() {
+		db.MustExec(t, `DELETE FROM watermill_inbox`)
+		for _, consumer := range []string{"c", "C"} {
+			for _, id := range []string{"m", "M"} {
+				db.MustExec(t, `INSERT INTO watermill_inbox (consumer, message_id, produced) VALUES ($1, $2, 'stored')`, consumer, id)
+			}
+		}
+	}
+	left := func(want int) {
+		t.Helper()
+		if got := db.Count(t, `SELECT count(*) FROM watermill_inbox WHERE consumer || message_id <> 'cm' COLLATE BINARY`); got != want {
+			t.Errorf("%d records of other keys are left, want %d", got, want)
+		}
+	}
+	key := inbox.Key{Consumer: "c", MessageID: "m"}
+
+	reset()
+	if consumers, _, err := repository.Consumers(ctx); err != nil || len(consumers) != 2 {
+		t.Errorf("consumers %q, %v", consumers, err)
+	}
+	if statistics, err := repository.Statistics(ctx); err != nil || len(statistics.Consumers) != 2 {
+		t.Errorf("statistics %+v, %v", statistics, err)
+	}
+	if count, err := repository.CountRecords(ctx, inbox.Selection{Consumer: "c", MessageID: "m"}); err != nil || count != 1 {
+		t.Errorf("%d are counted, %v", count, err)
+	}
+	for after, n := (inbox.Key{}), 0; ; n++ {
+		page, err := inbox.Find(ctx, repository, inbox.Selection{}, after, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(page) == 0 {
+			if n != 4 {
+				t.Errorf("%d pages, want 4", n)
+			}
+			break
+		}
+		after = page[0].Key
+	}
+	if err := repository.MarkSent(ctx, []inbox.Key{key}); err != nil {
+		t.Error(err)
+	}
+	if got := db.Count(t, `SELECT count(*) FROM watermill_inbox WHERE produced IS NULL`); got != 1 {
+		t.Errorf("the stored messages of %d records are gone, want 1", got)
+	}
+
+	if deleted, err := inbox.Forget(ctx, repository, inbox.Selection{Consumer: "c", MessageID: "m"}, 1); err != nil || deleted != 1 {
+		t.Errorf("%d forgotten, %v", deleted, err)
+	}
+	left(3)
+
+	reset()
+	db.MustExec(t, `UPDATE watermill_inbox SET produced = NULL`)
+	if err := db.Age(ctx, key, 2*time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	db.MustExec(t, `UPDATE watermill_inbox SET processed_at = CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) WHERE consumer || message_id <> 'cm' COLLATE BINARY`)
+	if deleted, err := repository.DeleteProcessed(ctx, "c", time.Hour, 10); err != nil || deleted != 1 {
+		t.Errorf("%d deleted, %v", deleted, err)
+	}
+	left(3)
+}
 
 // A service that claims and one that only cleans lock the same table, though only the first has checked it.
 func TestCleanersOfClaimingAndOtherProcessesYield(t *testing.T) {
@@ -48,5 +124,42 @@ func TestRecordsAreThoseOfOneTable(t *testing.T) {
 	db.MustExec(t, `SET search_path TO pg_catalog`)
 	if deleted, err := repository.DeleteProcessed(context.Background(), "c", time.Hour, 10); err != nil || deleted != 3 {
 		t.Errorf("%d deleted, %v", deleted, err)
+	}
+}
+
+// No statement on single records, and no batch of a cleaner, reads the whole table.
+func TestSQLiteStatementsUseTheIndexes(t *testing.T) {
+	t.Parallel()
+	db := testdb.SQLite(t)
+	db.Repository(t, inboxsql.Options{})
+	table, err := inboxsql.ParseTable("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := []inbox.Key{{Consumer: "c", MessageID: "1"}, {Consumer: "c", MessageID: "2"}}
+	for _, query := range []inboxsql.Query{
+		db.Adapter.ConsumersQuery(inboxsql.CheckParams{Table: table}),
+		db.Adapter.DeleteProcessedQuery(inboxsql.DeleteProcessedParams{Table: table, Consumer: "c", Age: time.Hour, Limit: 1}),
+		db.Adapter.CountQuery(inboxsql.CountParams{Table: table, Selection: inbox.Selection{Consumer: "c", OlderThan: time.Hour, Unsent: true}}),
+		db.Adapter.FindQuery(inboxsql.FindParams{Table: table, Selection: inbox.Selection{Consumer: "c"}, Limit: 1}),
+		db.Adapter.DeleteRecordsQuery(inboxsql.DeleteRecordsParams{Table: table, Keys: keys}),
+		db.Adapter.MarkSentQuery(inboxsql.MarkSentParams{Table: table, Keys: keys}),
+	} {
+		rows, err := db.Query(`EXPLAIN QUERY PLAN `+query.Query, query.Args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for rows.Next() {
+			var step string
+			if err := rows.Scan(new(int), new(int), new(int), &step); err != nil {
+				t.Fatal(err)
+			}
+			if strings.HasPrefix(step, "SCAN watermill_inbox") {
+				t.Errorf("%s in %s", step, query.Query)
+			}
+		}
+		if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
