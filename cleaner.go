@@ -244,19 +244,17 @@ func (c *Cleaner) deleteUnsent(ctx context.Context, consumer string, age time.Du
 		if err != nil || len(found) == 0 {
 			return err
 		}
-		keys := make([]Key, len(found))
-		for i, f := range found {
-			keys[i] = f.Key
+		for _, f := range found {
 			c.options.Logger.Error("Deleting a record with messages that may never have been sent", nil, watermill.LogFields{
 				"consumer": f.Key.Consumer, "message_id": f.Key.MessageID, "processed_at": f.ProcessedAt,
 			})
 		}
-		deleted, err := c.records.DeleteRecords(ctx, keys)
+		deleted, err := c.records.DeleteRecords(ctx, found)
 		pass.UnsentDeleted += deleted
 		if err != nil {
 			return err
 		}
-		after = keys[len(keys)-1]
+		after = found[len(found)-1].Key
 		c.options.Progress(*pass)
 		if err := pause(ctx, c.options.BatchPause); err != nil {
 			return err

@@ -148,7 +148,7 @@ type undeletable struct {
 	deletions int
 }
 
-func (u *undeletable) DeleteRecords(context.Context, []inbox.Key) (int, error) {
+func (u *undeletable) DeleteRecords(context.Context, []inbox.Found) (int, error) {
 	u.deletions++
 	return 0, nil
 }

@@ -32,9 +32,10 @@ type Records interface {
 	// order of the keys compared byte by byte, at most limit times.
 	FindRecords(ctx context.Context, selection Selection, after Key, limit int, each func(Key, Record)) error
 
-	// DeleteRecords deletes the records of the keys, those with unsent messages too, in a short transaction of
-	// its own, and returns how many there were.
-	DeleteRecords(ctx context.Context, keys []Key) (deleted int, err error)
+	// DeleteRecords deletes records that were found, those with unsent messages too, in a short transaction of
+	// its own, and returns how many there were. One whose key was claimed anew since then, at another time, is
+	// kept.
+	DeleteRecords(ctx context.Context, found []Found) (deleted int, err error)
 
 	// Statistics counts the records. It reads all of the table.
 	Statistics(ctx context.Context) (Statistics, error)
@@ -88,8 +89,8 @@ func (e *NotConfirmedError) Error() string {
 	return fmt.Sprintf("inbox: %d records are selected and %d were confirmed, nothing is forgotten", e.Selected, e.Confirmed)
 }
 
-// forgetBatch is how many records one statement deletes.
-const forgetBatch = 400
+// forgetBatch is how many records one statement deletes. Old versions of SQLite take 999 arguments.
+const forgetBatch = 300
 
 // Forget deletes the selected records, so that their messages run again when they are delivered again; what
 // their handlers wrote stays. Unsent messages stored with them are lost.
@@ -114,16 +115,12 @@ func Forget(ctx context.Context, records Records, selection Selection, confirmed
 		if err != nil || len(found) == 0 {
 			return deleted, err
 		}
-		keys := make([]Key, len(found))
-		for i, f := range found {
-			keys[i] = f.Key
-		}
-		n, err := records.DeleteRecords(ctx, keys)
+		n, err := records.DeleteRecords(ctx, found)
 		deleted += n
 		if err != nil {
 			return deleted, err
 		}
-		after = keys[len(keys)-1]
+		after = found[len(found)-1].Key
 	}
 	return deleted, nil
 }

@@ -2,6 +2,7 @@ package inboxtest
 
 import (
 	"context"
+	"math"
 	"slices"
 	"time"
 
@@ -68,11 +69,11 @@ func (r *MemoryRepository) FindRecords(ctx context.Context, selection inbox.Sele
 }
 
 // DeleteRecords implements [inbox.Records].
-func (r *MemoryRepository) DeleteRecords(ctx context.Context, keys []inbox.Key) (deleted int, err error) {
+func (r *MemoryRepository) DeleteRecords(ctx context.Context, found []inbox.Found) (deleted int, err error) {
 	err = r.locked(ctx, func() {
-		for _, key := range keys {
-			if _, ok := r.records[key]; ok {
-				delete(r.records, key)
+		for _, f := range found {
+			if record, ok := r.records[f.Key]; ok && record.ProcessedAt.Equal(f.ProcessedAt) {
+				delete(r.records, f.Key)
 				deleted++
 			}
 		}
@@ -88,7 +89,7 @@ func (r *MemoryRepository) Statistics(ctx context.Context) (statistics inbox.Sta
 	}
 	for _, consumer := range consumers {
 		s := inbox.ConsumerStatistics{Consumer: consumer}
-		err = r.FindRecords(ctx, inbox.Selection{Consumer: consumer}, inbox.Key{}, maxRecords, func(_ inbox.Key, record inbox.Record) {
+		err = r.FindRecords(ctx, inbox.Selection{Consumer: consumer}, inbox.Key{}, math.MaxInt, func(_ inbox.Key, record inbox.Record) {
 			s.Records++
 			if record.Produced != nil {
 				s.Unsent++
@@ -107,8 +108,6 @@ func (r *MemoryRepository) Statistics(ctx context.Context) (statistics inbox.Sta
 	}
 	return statistics, err
 }
-
-const maxRecords = 1 << 31
 
 func (r *MemoryRepository) locked(ctx context.Context, do func()) error {
 	if err := ctx.Err(); err != nil {

@@ -1,8 +1,10 @@
 package inboxtest
 
 import (
+	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	inbox "github.com/devmappa/watermill-inbox"
@@ -90,6 +92,38 @@ var recordsCases = []kitCase{
 		}
 		_ = k.claim(k.context(), records.other).Rollback()
 	}},
+	{"a record that was claimed anew since it was found is not deleted", func(k *kit) {
+		for name, remove := range map[string]func(inbox.Records, inbox.Key) (int, error){
+			"Forget": func(records inbox.Records, key inbox.Key) (int, error) {
+				return inbox.Forget(k.context(), records, inbox.Selection{Consumer: key.Consumer, MessageID: key.MessageID}, 1)
+			},
+			"Cleaner": func(records inbox.Records, _ inbox.Key) (int, error) {
+				cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Retention: inbox.Retention{Default: time.Hour}, UnsentRetention: time.Hour})
+				if err != nil {
+					return 0, err
+				}
+				pass, err := cleaner.Pass(k.context())
+				return pass.Deleted + pass.UnsentDeleted, err
+			},
+		} {
+			key := k.key()
+			k.processUnsent(key)
+			if err := k.Age(k.context(), key, 2*time.Hour); err != nil {
+				k.Fatal(err)
+			}
+			deleted, err := remove(&foundBefore{Records: k.records(), then: func() {
+				// Another process deletes it as well, and then a copy of the message runs.
+				if deleted, err := inbox.Forget(k.context(), k.records(), inbox.Selection{Consumer: key.Consumer, MessageID: key.MessageID}, 1); deleted != 1 || err != nil {
+					k.Fatalf("%d forgotten, %v", deleted, err)
+				}
+				k.processUnsent(key)
+			}}, key)
+			if deleted != 0 || err != nil {
+				k.Errorf("%s: %d deleted, %v", name, deleted, err)
+			}
+			k.wantProcessed(key)
+		}
+	}},
 	{"statistics", func(k *kit) {
 		if s, err := inbox.ReadStatistics(k.context(), k.records()); err != nil || len(s.Consumers) != 0 {
 			k.Fatalf("of an empty inbox: %+v, %v", s, err)
@@ -107,6 +141,19 @@ var recordsCases = []kitCase{
 			k.Errorf("%+v", s)
 		}
 	}},
+}
+
+// foundBefore lets something happen once between the search for records and what is done with them.
+type foundBefore struct {
+	inbox.Records
+	once sync.Once
+	then func()
+}
+
+func (f *foundBefore) FindRecords(ctx context.Context, selection inbox.Selection, after inbox.Key, limit int, each func(inbox.Key, inbox.Record)) error {
+	err := f.Records.FindRecords(ctx, selection, after, limit, each)
+	f.once.Do(f.then)
+	return err
 }
 
 type threeRecords struct{ old, young, other inbox.Key }

@@ -93,14 +93,14 @@ func (r *Repository) FindRecords(ctx context.Context, selection inbox.Selection,
 }
 
 // DeleteRecords implements [inbox.Records].
-func (r *Repository) DeleteRecords(ctx context.Context, keys []inbox.Key) (int, error) {
-	if len(keys) == 0 {
+func (r *Repository) DeleteRecords(ctx context.Context, found []inbox.Found) (int, error) {
+	if len(found) == 0 {
 		return 0, nil
 	}
 	if err := r.find(ctx); err != nil {
 		return 0, fmt.Errorf("inboxpgx: cannot delete records: %w", err)
 	}
-	query := r.schema.DeleteRecordsQuery(inboxsql.DeleteRecordsParams{Table: r.table(), Keys: sortedKeys(keys)})
+	query := r.schema.DeleteRecordsQuery(inboxsql.DeleteRecordsParams{Table: r.table(), Found: found})
 	tag, err := r.pool.Exec(ctx, query.Query)
 	if err != nil {
 		return 0, fmt.Errorf("inboxpgx: cannot delete records: %w", err)

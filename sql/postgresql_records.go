@@ -53,9 +53,13 @@ func (DefaultPostgreSQLSchema) FindQuery(params FindParams) Query {
 
 // DeleteRecordsQuery implements [SchemaAdapter].
 func (DefaultPostgreSQLSchema) DeleteRecordsQuery(params DeleteRecordsParams) Query {
+	literals := make([]string, len(params.Found))
+	for i, f := range params.Found {
+		literals[i] = `(` + pq.QuoteLiteral(f.Key.Consumer) + `, ` + pq.QuoteLiteral(f.Key.MessageID) + `, ` + postgreSQLTime(f.ProcessedAt) + `)`
+	}
 	return Query{Query: fmt.Sprintf(`DELETE FROM %[1]s WHERE ("consumer", "message_id") IN (`+
-		`SELECT "consumer", "message_id" FROM %[1]s WHERE ("consumer", "message_id") IN (%[2]s) ORDER BY "consumer", "message_id" FOR UPDATE)`,
-		params.Table.Quoted(), literalKeys(params.Keys))}
+		`SELECT "consumer", "message_id" FROM %[1]s WHERE ("consumer", "message_id", "processed_at") IN (%[2]s) ORDER BY "consumer", "message_id" FOR UPDATE)`,
+		params.Table.Quoted(), strings.Join(literals, ", "))}
 }
 
 // StatisticsQuery implements [SchemaAdapter].

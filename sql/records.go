@@ -109,14 +109,14 @@ func (r *Repository) FindRecords(ctx context.Context, selection inbox.Selection,
 }
 
 // DeleteRecords implements [inbox.Records].
-func (r *Repository) DeleteRecords(ctx context.Context, keys []inbox.Key) (deleted int, err error) {
-	if len(keys) == 0 {
+func (r *Repository) DeleteRecords(ctx context.Context, found []inbox.Found) (deleted int, err error) {
+	if len(found) == 0 {
 		return 0, nil
 	}
 	if err := r.find(ctx); err != nil {
 		return 0, fmt.Errorf("inboxsql: cannot delete records: %w", err)
 	}
-	deleted, err = affected(r.db.ExecContext)(ctx, r.schema.DeleteRecordsQuery(DeleteRecordsParams{Table: r.table(), Keys: sortedKeys(keys)}))
+	deleted, err = affected(r.db.ExecContext)(ctx, r.schema.DeleteRecordsQuery(DeleteRecordsParams{Table: r.table(), Found: found}))
 	if err != nil {
 		return 0, fmt.Errorf("inboxsql: cannot delete records: %w", err)
 	}

@@ -52,8 +52,8 @@ type SchemaAdapter interface {
 	// when the messages are known to be sent, as inbox.Records.FindRecords says.
 	FindQuery(params FindParams) Query
 
-	// DeleteRecordsQuery deletes the records of the keys. The keys are sorted, so that statements lock in one
-	// order.
+	// DeleteRecordsQuery deletes the records whose keys and processed_at are those of the found ones. Statements
+	// lock in the order of the keys.
 	DeleteRecordsQuery(params DeleteRecordsParams) Query
 
 	// StatisticsQuery selects consumer, the number of records, how many of them are unsent, processed_at of the
@@ -153,7 +153,7 @@ type FindParams struct {
 // DeleteRecordsParams are the parameters of DeleteRecordsQuery.
 type DeleteRecordsParams struct {
 	Table Table
-	Keys  []inbox.Key // at least one
+	Found []inbox.Found // at least one
 }
 
 // CheckParams are the parameters of queries about the whole table.

@@ -142,7 +142,7 @@ func TestSQLiteStatementsUseTheIndexes(t *testing.T) {
 		db.Adapter.DeleteProcessedQuery(inboxsql.DeleteProcessedParams{Table: table, Consumer: "c", Age: time.Hour, Limit: 1}),
 		db.Adapter.CountQuery(inboxsql.CountParams{Table: table, Selection: inbox.Selection{Consumer: "c", OlderThan: time.Hour, Unsent: true}}),
 		db.Adapter.FindQuery(inboxsql.FindParams{Table: table, Selection: inbox.Selection{Consumer: "c"}, Limit: 1}),
-		db.Adapter.DeleteRecordsQuery(inboxsql.DeleteRecordsParams{Table: table, Keys: keys}),
+		db.Adapter.DeleteRecordsQuery(inboxsql.DeleteRecordsParams{Table: table, Found: []inbox.Found{{Key: keys[0]}, {Key: keys[1]}}}),
 		db.Adapter.MarkSentQuery(inboxsql.MarkSentParams{Table: table, Keys: keys}),
 	} {
 		rows, err := db.Query(`EXPLAIN QUERY PLAN `+query.Query, query.Args...)

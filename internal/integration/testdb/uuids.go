@@ -3,6 +3,7 @@ package testdb
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -89,8 +90,12 @@ func (u *uuids) MarkSent(ctx context.Context, keys []inbox.Key) error {
 	return u.repository.MarkSent(ctx, u.keys(keys))
 }
 
-func (u *uuids) DeleteRecords(ctx context.Context, keys []inbox.Key) (int, error) {
-	return u.repository.DeleteRecords(ctx, u.keys(keys))
+func (u *uuids) DeleteRecords(ctx context.Context, found []inbox.Found) (int, error) {
+	inner := slices.Clone(found)
+	for i := range inner {
+		inner[i].Key = u.key(inner[i].Key)
+	}
+	return u.repository.DeleteRecords(ctx, inner)
 }
 
 func (u *uuids) CountRecords(ctx context.Context, selection inbox.Selection) (int, error) {
