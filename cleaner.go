@@ -238,9 +238,9 @@ func (c *Cleaner) deleteProcessed(ctx context.Context, consumer string, retentio
 
 // deleteUnsent deletes what nobody is expected to send any more, and says what that was.
 func (c *Cleaner) deleteUnsent(ctx context.Context, consumer string, age time.Duration, pass *CleanerPass) error {
-	const batch = 100
+	const batchSize = 100
 	for after := (Key{}); ; {
-		found, err := Find(ctx, c.records, Selection{Consumer: consumer, OlderThan: age, Unsent: true}, after, batch)
+		found, err := Find(ctx, c.records, Selection{Consumer: consumer, OlderThan: age, Unsent: true}, after, batchSize)
 		if err != nil || len(found) == 0 {
 			return err
 		}
@@ -249,7 +249,9 @@ func (c *Cleaner) deleteUnsent(ctx context.Context, consumer string, age time.Du
 				"consumer": f.Key.Consumer, "message_id": f.Key.MessageID, "processed_at": f.ProcessedAt,
 			})
 		}
-		deleted, err := c.records.DeleteRecords(ctx, found)
+		batch, cancel := context.WithTimeout(ctx, c.options.BatchTimeout)
+		deleted, err := c.records.DeleteRecords(batch, found)
+		cancel()
 		pass.UnsentDeleted += deleted
 		if err != nil {
 			return err

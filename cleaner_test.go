@@ -176,6 +176,38 @@ func TestCleanerEndsThoughUnsentRecordsStay(t *testing.T) {
 	}
 }
 
+// stuck waits for a lock that somebody has forgotten.
+type stuck struct{ *inboxtest.MemoryRepository }
+
+func (stuck) DeleteRecords(ctx context.Context, _ []inbox.Found) (int, error) {
+	<-ctx.Done()
+	return 0, ctx.Err()
+}
+
+func (stuck) FindRecords(_ context.Context, _ inbox.Selection, _ inbox.Key, _ int, each func(inbox.Key, inbox.Record)) error {
+	each(inbox.Key{Consumer: "consumer", MessageID: "1"}, inbox.Record{})
+	return nil
+}
+
+func (stuck) Consumers(context.Context) ([]string, time.Time, error) {
+	return []string{"consumer"}, time.Now(), nil
+}
+
+func TestCleanerBoundsTheDeletionOfUnsentRecords(t *testing.T) {
+	t.Parallel()
+	cleaner, err := inbox.NewCleaner(stuck{inboxtest.NewMemoryRepository()}, inbox.CleanerOptions{
+		Retention: oneHour, UnsentRetention: time.Hour, BatchTimeout: 10 * time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if _, err := cleaner.Pass(ctx); err == nil || ctx.Err() != nil {
+		t.Errorf("%v, and the test's context: %v", err, ctx.Err())
+	}
+}
+
 // counted tells how often it is asked.
 type counted struct {
 	*inboxtest.MemoryRepository
