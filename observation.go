@@ -30,7 +30,7 @@ type Observation struct {
 	Err error
 
 	// Wait is how long the claim took: the wait for a connection, for another copy that was being handled, and
-	// the database's work. 0 when nothing was claimed.
+	// the database's work; with Outcome Failed also how long it took to fail. 0 when no claim was tried.
 	Wait time.Duration
 
 	// Duration is how long the attempt took in all.
