@@ -165,8 +165,7 @@ func (c *fusedConn) ExecContext(ctx context.Context, query string, args []driver
 func (c *fusedConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
 	ctx, release := c.bind(ctx)
 	rows, err := c.pqConn.QueryContext(ctx, query, args)
-	c.releaseLater(release, err)
-	return rows, err
+	return c.releaseLater(release, rows, err)
 }
 
 func (c *fusedConn) Prepare(query string) (driver.Stmt, error) {
@@ -205,13 +204,37 @@ func (c *fusedConn) bind(ctx context.Context) (bound context.Context, release fu
 	}
 }
 
-// releaseLater keeps the context of a query for its rows, which end with the transaction at the latest.
-func (c *fusedConn) releaseLater(release func(), err error) {
+// releaseLater keeps the context of a query for its rows, which database/sql closes before it ends the transaction.
+func (c *fusedConn) releaseLater(release func(), rows driver.Rows, err error) (driver.Rows, error) {
 	if err != nil || c.tx == nil {
 		release()
-		return
+		return rows, err
 	}
-	c.tx.releases = append(c.tx.releases, release)
+	full, ok := rows.(pqRows)
+	if !ok {
+		c.tx.releases = append(c.tx.releases, release)
+		return rows, nil
+	}
+	return &fusedRows{full, release}, nil
+}
+
+// pqRows is what rows of lib/pq can do.
+type pqRows interface {
+	driver.RowsNextResultSet
+	driver.RowsColumnTypeScanType
+	driver.RowsColumnTypeDatabaseTypeName
+	driver.RowsColumnTypeLength
+	driver.RowsColumnTypePrecisionScale
+}
+
+type fusedRows struct {
+	pqRows
+	release func()
+}
+
+func (r *fusedRows) Close() error {
+	defer r.release()
+	return r.pqRows.Close()
 }
 
 type pqStmt interface {
@@ -234,8 +257,7 @@ func (s *fusedStmt) ExecContext(ctx context.Context, args []driver.NamedValue) (
 func (s *fusedStmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
 	ctx, release := s.conn.bind(ctx)
 	rows, err := s.pqStmt.QueryContext(ctx, args)
-	s.conn.releaseLater(release, err)
-	return rows, err
+	return s.conn.releaseLater(release, rows, err)
 }
 
 // fusedTx is an open transaction.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -86,6 +87,40 @@ func TestFusedStatementsAreBoundToTheTransaction(t *testing.T) {
 			}
 			wantIdle(t, db)
 		})
+	}
+}
+
+// A long transaction does not keep something of each of its queries.
+func TestFusedForgetsQueriesWithTheirRows(t *testing.T) {
+	db := testdb.PostgreSQLFused(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback() }()
+	stmt, err := tx.Prepare(`SELECT $1::int`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stmt.Close()
+	heap := func() int64 {
+		runtime.GC()
+		var stats runtime.MemStats
+		runtime.ReadMemStats(&stats)
+		return int64(stats.HeapAlloc)
+	}
+	before := heap()
+	const queries = 5000
+	for range queries {
+		var one int
+		if err := errors.Join(tx.QueryRowContext(ctx, `SELECT 1`).Scan(&one), stmt.QueryRowContext(ctx, 1).Scan(&one)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if kept := (heap() - before) / queries; kept > 100 {
+		t.Errorf("%d bytes are kept of each query", kept)
 	}
 }
 
