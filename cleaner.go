@@ -155,20 +155,22 @@ func (c *Cleaner) Run(ctx context.Context) error {
 	}
 }
 
-// maxClockDifference is how far the database's clock and ours may be apart. A clock that has jumped would make
-// records look expired that are not.
-const maxClockDifference = time.Hour
+// The database's clock and ours may be apart by a quarter of the shortest retention, but not by more than an hour, and
+// always by a minute. A clock that has jumped would make records look expired that are not.
+const (
+	maxClockDifference = time.Hour
+	minClockDifference = time.Minute
+)
 
 // Pass deletes all records that are older than their retention, in batches, each in a transaction of its own.
-// Interrupted at any point it loses nothing. The pass is returned as far as it came, also with an error. It
-// deletes nothing when the clocks of the database and of this process differ by more than an hour.
+// Interrupted at any point it loses nothing. The pass is returned as far as it came, also with an error. A consumer
+// whose records cannot be deleted does not keep the others' from being deleted.
+//
+// How old a record is, is judged by the database's time at the beginning of the pass. It deletes nothing when that
+// differs from this process's time by more than an hour, or a quarter of the shortest retention.
 func (c *Cleaner) Pass(ctx context.Context) (CleanerPass, error) {
 	var pass CleanerPass
 	err := c.pass(ctx, &pass)
-	if errors.Is(err, ErrCleaning) {
-		pass.Yielded = true
-		err = nil
-	}
 	c.options.Progress(pass)
 	return pass, err
 }
@@ -178,7 +180,7 @@ func (c *Cleaner) pass(ctx context.Context, pass *CleanerPass) error {
 	if err != nil {
 		return err
 	}
-	if difference := time.Since(now).Abs(); difference > maxClockDifference {
+	if difference := time.Since(now).Abs(); difference > c.clockTolerance() {
 		return fmt.Errorf("inbox: the clocks of the database and of this process differ by %s, nothing is deleted", difference)
 	}
 	for consumer := range c.options.Retention.Consumers {
@@ -187,36 +189,58 @@ func (c *Cleaner) pass(ctx context.Context, pass *CleanerPass) error {
 			c.options.Logger.Error("Retention of a consumer that has no records, is the name right?", nil, watermill.LogFields{"consumer": consumer})
 		}
 	}
+	var failures []error
 	size := c.options.BatchSize
 	for _, consumer := range consumers {
-		retention := c.options.Retention.For(consumer)
-		if retention == KeepForever {
+		if c.options.Retention.For(consumer) == KeepForever {
 			continue
 		}
-		if err := c.deleteProcessed(ctx, consumer, retention, &size, pass); err != nil {
+		err := c.cleanConsumer(ctx, consumer, now, &size, pass)
+		if errors.Is(err, ErrCleaning) {
+			pass.Yielded = true
+			break
+		}
+		if ctx.Err() != nil {
 			return err
 		}
-		if c.options.UnsentRetention > 0 {
-			if err := c.deleteUnsent(ctx, consumer, max(retention, c.options.UnsentRetention), pass); err != nil {
-				return err
-			}
-		}
-		unsent, err := c.records.CountRecords(ctx, Selection{Consumer: consumer, OlderThan: retention, Unsent: true})
-		if err != nil {
-			return err
-		}
-		pass.Unsent += unsent
+		failures = append(failures, err)
 	}
-	return nil
+	return errors.Join(failures...)
+}
+
+func (c *Cleaner) clockTolerance() time.Duration {
+	shortest := c.options.Retention.Default
+	for _, own := range c.options.Retention.Consumers {
+		shortest = min(shortest, own)
+	}
+	return max(minClockDifference, min(maxClockDifference, shortest/4))
+}
+
+func (c *Cleaner) cleanConsumer(ctx context.Context, consumer string, now time.Time, size *int, pass *CleanerPass) error {
+	retention := c.options.Retention.For(consumer)
+	before := now.Add(-retention)
+	if err := c.deleteProcessed(ctx, consumer, before, size, pass); err != nil {
+		return err
+	}
+	if c.options.UnsentRetention > 0 {
+		if err := c.deleteUnsent(ctx, consumer, now.Add(-max(retention, c.options.UnsentRetention)), pass); err != nil {
+			return err
+		}
+	}
+	unsent, err := c.records.CountRecords(ctx, Selection{Consumer: consumer, To: before, Unsent: true})
+	pass.Unsent += unsent
+	return err
 }
 
 // smallestBatch is not made smaller after a timeout.
 const smallestBatch = 10
 
-func (c *Cleaner) deleteProcessed(ctx context.Context, consumer string, retention time.Duration, size *int, pass *CleanerPass) error {
-	for {
+// deleteProcessed goes on from the last record that was deleted, because the database may still have to step over those
+// before it.
+func (c *Cleaner) deleteProcessed(ctx context.Context, consumer string, before time.Time, size *int, pass *CleanerPass) error {
+	for from := (time.Time{}); ; {
 		batch, cancel := context.WithTimeout(ctx, c.options.BatchTimeout)
-		deleted, err := c.records.DeleteProcessed(batch, consumer, retention, *size)
+		deleted, last, err := c.records.DeleteProcessed(batch, consumer, from, before, *size)
 		timedOut := batch.Err() != nil && ctx.Err() == nil
 		cancel()
 		pass.Deleted += deleted
@@ -228,6 +252,7 @@ func (c *Cleaner) deleteProcessed(ctx context.Context, consumer string, retentio
 		case deleted < *size:
 			return nil
 		default:
+			from = last
 			c.options.Progress(*pass)
 		}
 		if err := pause(ctx, c.options.BatchPause); err != nil {
@@ -237,10 +262,10 @@ func (c *Cleaner) deleteProcessed(ctx context.Context, consumer string, retentio
 }
 
 // deleteUnsent deletes what nobody is expected to send any more, and says what that was.
-func (c *Cleaner) deleteUnsent(ctx context.Context, consumer string, age time.Duration, pass *CleanerPass) error {
+func (c *Cleaner) deleteUnsent(ctx context.Context, consumer string, before time.Time, pass *CleanerPass) error {
 	const batchSize = 100
 	for after := (Key{}); ; {
-		found, err := Find(ctx, c.records, Selection{Consumer: consumer, OlderThan: age, Unsent: true}, after, batchSize)
+		found, err := Find(ctx, c.records, Selection{Consumer: consumer, To: before, Unsent: true}, after, batchSize)
 		if err != nil || len(found) == 0 {
 			return err
 		}

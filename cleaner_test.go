@@ -30,14 +30,14 @@ func (f *failing) Consumers(context.Context) ([]string, time.Time, error) {
 	return []string{"consumer"}, time.Now(), nil
 }
 
-func (f *failing) DeleteProcessed(context.Context, string, time.Duration, int) (int, error) {
+func (f *failing) DeleteProcessed(context.Context, string, time.Time, time.Time, int) (int, time.Time, error) {
 	switch f.calls.Add(1) {
 	case 1:
-		return 0, f.deletion
+		return 0, time.Time{}, f.deletion
 	case 2:
 		close(f.wentOn)
 	}
-	return 0, nil
+	return 0, time.Time{}, nil
 }
 
 func (f *failing) CountRecords(context.Context, inbox.Selection) (int, error) { return 3, nil }
@@ -81,15 +81,15 @@ func (s *slow) Consumers(context.Context) ([]string, time.Time, error) {
 	return []string{"consumer"}, time.Now(), nil
 }
 
-func (s *slow) DeleteProcessed(ctx context.Context, _ string, _ time.Duration, limit int) (int, error) {
+func (s *slow) DeleteProcessed(ctx context.Context, _ string, _, _ time.Time, limit int) (int, time.Time, error) {
 	s.sizes = append(s.sizes, limit)
 	if limit > s.largest {
 		<-ctx.Done()
-		return 0, ctx.Err()
+		return 0, time.Time{}, ctx.Err()
 	}
 	deleted := min(limit, s.left)
 	s.left -= deleted
-	return deleted, nil
+	return deleted, time.Time{}, nil
 }
 
 func TestCleanerMakesSmallerBatchesAfterATimeout(t *testing.T) {
@@ -245,30 +245,107 @@ func TestCleanerPausesForTheLongestInterval(t *testing.T) {
 type clock struct {
 	*inboxtest.MemoryRepository
 	ahead time.Duration
-	t     *testing.T
 }
 
 func (c clock) Consumers(context.Context) ([]string, time.Time, error) {
 	return []string{"consumer"}, time.Now().Add(c.ahead), nil
 }
 
-func (c clock) DeleteProcessed(context.Context, string, time.Duration, int) (int, error) {
-	if c.ahead.Abs() > time.Hour {
-		c.t.Errorf("something is deleted with a clock %s ahead", c.ahead)
-	}
-	return 0, nil
+func (c clock) DeleteProcessed(context.Context, string, time.Time, time.Time, int) (int, time.Time, error) {
+	return 0, time.Time{}, nil
 }
 
 func TestCleanerTrustsNoClockThatHasJumped(t *testing.T) {
 	t.Parallel()
-	for _, ahead := range []time.Duration{0, 50 * time.Minute, -50 * time.Minute, 2 * time.Hour, -2 * time.Hour, 1000 * 24 * time.Hour} {
-		cleaner, err := inbox.NewCleaner(clock{ahead: ahead, MemoryRepository: inboxtest.NewMemoryRepository(), t: t}, inbox.CleanerOptions{Retention: oneHour})
+	for _, c := range []struct {
+		retention, ahead time.Duration
+		refused          bool
+	}{
+		{time.Hour, 0, false},
+		{time.Hour, 14 * time.Minute, false},
+		{time.Hour, -14 * time.Minute, false},
+		{time.Hour, 16 * time.Minute, true},
+		{time.Hour, -16 * time.Minute, true},
+		{time.Second, 30 * time.Second, false},
+		{time.Second, 2 * time.Minute, true},
+		{24 * time.Hour, 59 * time.Minute, false},
+		{24 * time.Hour, 61 * time.Minute, true},
+		{24 * time.Hour, 1000 * 24 * time.Hour, true},
+	} {
+		records := clock{ahead: c.ahead, MemoryRepository: inboxtest.NewMemoryRepository()}
+		cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Retention: inbox.Retention{
+			Default: inbox.KeepForever, Consumers: map[string]time.Duration{"consumer": c.retention},
+		}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := cleaner.Pass(context.Background()); (err != nil) != (ahead.Abs() > time.Hour) {
-			t.Errorf("%s ahead: %v", ahead, err)
+		if _, err := cleaner.Pass(context.Background()); (err != nil) != c.refused {
+			t.Errorf("retention %s, %s ahead: %v", c.retention, c.ahead, err)
 		}
+	}
+}
+
+// jumping is a database whose clock jumps a day ahead when a pass has begun.
+type jumping struct {
+	*inboxtest.MemoryRepository
+	batches []time.Time
+}
+
+func (j *jumping) Consumers(context.Context) ([]string, time.Time, error) {
+	return []string{"a", "b"}, time.Now(), nil
+}
+
+func (j *jumping) DeleteProcessed(_ context.Context, _ string, _, before time.Time, _ int) (int, time.Time, error) {
+	j.batches = append(j.batches, before)
+	return 0, time.Time{}, nil
+}
+
+// One time decides for a whole pass, which may take hours.
+func TestCleanerTrustsNoClockThatJumpsDuringAPass(t *testing.T) {
+	t.Parallel()
+	records := &jumping{MemoryRepository: inboxtest.NewMemoryRepository()}
+	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Retention: oneHour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cleaner.Pass(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if len(records.batches) != 2 || !records.batches[0].Equal(records.batches[1]) {
+		t.Errorf("records before %s are deleted", records.batches)
+	}
+}
+
+// oneFails is a table with a consumer whose records cannot be deleted.
+type oneFails struct {
+	*inboxtest.MemoryRepository
+	others int
+}
+
+func (o *oneFails) Consumers(context.Context) ([]string, time.Time, error) {
+	return []string{"a", "b"}, time.Now(), nil
+}
+
+func (o *oneFails) DeleteProcessed(_ context.Context, consumer string, _, _ time.Time, _ int) (int, time.Time, error) {
+	if consumer == "a" {
+		return 0, time.Time{}, errors.New("cannot delete")
+	}
+	o.others++
+	return 0, time.Time{}, nil
+}
+
+func TestCleanerGoesOnWithOtherConsumers(t *testing.T) {
+	t.Parallel()
+	records := &oneFails{MemoryRepository: inboxtest.NewMemoryRepository()}
+	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Retention: oneHour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cleaner.Pass(context.Background()); err == nil {
+		t.Error("no error")
+	}
+	if records.others == 0 {
+		t.Error("one consumer keeps the others from being cleaned")
 	}
 }
 
@@ -282,11 +359,11 @@ func (b *busy) Consumers(context.Context) ([]string, time.Time, error) {
 	return []string{"consumer"}, time.Now(), nil
 }
 
-func (b *busy) DeleteProcessed(_ context.Context, _ string, _ time.Duration, limit int) (int, error) {
+func (b *busy) DeleteProcessed(_ context.Context, _ string, _, _ time.Time, limit int) (int, time.Time, error) {
 	if b.batches++; b.batches > 1 {
-		return 0, fmt.Errorf("cannot delete: %w", inbox.ErrCleaning)
+		return 0, time.Time{}, fmt.Errorf("cannot delete: %w", inbox.ErrCleaning)
 	}
-	return limit, nil
+	return limit, time.Time{}, nil
 }
 
 func TestCleanerYields(t *testing.T) {

@@ -17,13 +17,14 @@ type Records interface {
 	// It does not look at every record.
 	Consumers(ctx context.Context) (consumers []string, now time.Time, err error)
 
-	// DeleteProcessed deletes at most limit records of one consumer that were processed longer ago than the
-	// given age by the database's clock, oldest first, in a short transaction of its own, and returns how
-	// many. Records with unsent messages are kept, and records that are locked passed over.
+	// DeleteProcessed deletes at most limit records of one consumer that were processed not before the one time
+	// and before the other, oldest first, in a short transaction of its own. It returns how many, and when
+	// the last of them was processed, from where the next call may go on. Records with unsent messages are kept,
+	// and records that are locked passed over.
 	//
 	// One call at a time works on a table, whoever makes it; another returns [ErrCleaning] at once. The lock
 	// is the transaction's, so it ends with a process that dies.
-	DeleteProcessed(ctx context.Context, consumer string, age time.Duration, limit int) (deleted int, err error)
+	DeleteProcessed(ctx context.Context, consumer string, from, before time.Time, limit int) (deleted int, last time.Time, err error)
 
 	// CountRecords returns how many records are selected.
 	CountRecords(ctx context.Context, selection Selection) (count int, err error)
@@ -93,7 +94,8 @@ func (e *NotConfirmedError) Error() string {
 const forgetBatch = 300
 
 // Forget deletes the selected records, so that their messages run again when they are delivered again; what
-// their handlers wrote stays. Unsent messages stored with them are lost.
+// their handlers wrote stays. Unsent messages stored with them are lost. Do not forget what was processed in the
+// last minutes: a mark "sent" that is still pending would be taken for the next run's messages.
 //
 // The selection must name a consumer. Call it with confirmed 0 first: it counts and returns a
 // [*NotConfirmedError] with the number. Call it again with that number to delete; if the number has changed

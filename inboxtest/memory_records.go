@@ -21,23 +21,24 @@ func (r *MemoryRepository) Consumers(ctx context.Context) (consumers []string, n
 }
 
 // DeleteProcessed implements [inbox.Records]. It is over before another call begins.
-func (r *MemoryRepository) DeleteProcessed(ctx context.Context, consumer string, age time.Duration, limit int) (deleted int, err error) {
+func (r *MemoryRepository) DeleteProcessed(ctx context.Context, consumer string, from, before time.Time, limit int) (deleted int, last time.Time, err error) {
 	err = r.locked(ctx, func() {
 		var expired []inbox.Key
 		for key, record := range r.records {
-			if record.Produced == nil && selected(inbox.Selection{Consumer: consumer, OlderThan: age}, key, record) {
+			if record.Produced == nil && record.ProcessedAt.Before(before) && selected(inbox.Selection{Consumer: consumer, From: from}, key, record) {
 				expired = append(expired, key)
 			}
 		}
 		slices.SortFunc(expired, func(a, b inbox.Key) int {
 			return r.records[a].ProcessedAt.Compare(r.records[b].ProcessedAt)
 		})
-		for _, key := range expired[:min(limit, len(expired))] {
+		for _, key := range expired[:min(max(limit, 0), len(expired))] {
+			last = r.records[key].ProcessedAt
 			delete(r.records, key)
 			deleted++
 		}
 	})
-	return deleted, err
+	return deleted, last, err
 }
 
 // CountRecords implements [inbox.Records].

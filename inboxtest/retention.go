@@ -45,12 +45,39 @@ var retentionCases = []kitCase{
 				k.Fatal(err)
 			}
 		}
-		deleted, err := k.records().DeleteProcessed(k.context(), consumer, time.Hour, 1)
-		if err != nil || deleted != 1 {
-			k.Fatalf("deleted %d, %v, want 1", deleted, err)
+		deleted, last, err := k.records().DeleteProcessed(k.context(), consumer, time.Time{}, time.Now().Add(-time.Hour), 1)
+		if err != nil || deleted != 1 || (time.Since(last)-3*time.Hour).Abs() > time.Minute {
+			k.Fatalf("deleted %d, the last of %s, %v, want 1 of three hours ago", deleted, last, err)
 		}
 		k.wantProcessed(newer)
 		_ = k.claim(k.context(), oldest).Rollback()
+	}},
+	{"a deletion goes on from a time", func(k *kit) {
+		var keys []inbox.Key
+		for hours := range 5 {
+			key := k.key()
+			key.Consumer = consumer
+			keys = append(keys, key)
+			k.process(key, key.MessageID)
+			if err := k.Age(k.context(), key, time.Duration(hours)*time.Hour); err != nil {
+				k.Fatal(err)
+			}
+		}
+		from, before := time.Now().Add(-3*time.Hour-time.Minute), time.Now().Add(-time.Hour-time.Minute)
+		deleted, last, err := k.records().DeleteProcessed(k.context(), consumer, from, before, 10)
+		if err != nil || deleted != 2 || (time.Since(last)-2*time.Hour).Abs() > time.Minute {
+			k.Fatalf("deleted %d, the last of %s, %v, want 2, the last of two hours ago", deleted, last, err)
+		}
+		if deleted, _, err := k.records().DeleteProcessed(k.context(), consumer, last, before, 10); err != nil || deleted != 0 {
+			k.Fatalf("deleted %d more, %v", deleted, err)
+		}
+		for i, key := range keys {
+			if i == 2 || i == 3 {
+				_ = k.claim(k.context(), key).Rollback()
+			} else {
+				k.wantProcessed(key)
+			}
+		}
 	}},
 	{"only expired unsent records are counted", func(k *kit) {
 		for i := range 2 {

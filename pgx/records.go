@@ -34,9 +34,9 @@ func (r *Repository) Consumers(ctx context.Context) (consumers []string, now tim
 }
 
 // DeleteProcessed implements [inbox.Records].
-func (r *Repository) DeleteProcessed(ctx context.Context, consumer string, age time.Duration, limit int) (deleted int, err error) {
+func (r *Repository) DeleteProcessed(ctx context.Context, consumer string, from, before time.Time, limit int) (deleted int, last time.Time, err error) {
 	if err := r.find(ctx); err != nil {
-		return 0, fmt.Errorf("inboxpgx: cannot delete processed records: %w", err)
+		return 0, time.Time{}, fmt.Errorf("inboxpgx: cannot delete processed records: %w", err)
 	}
 	err = pgx.BeginFunc(ctx, r.pool, func(tx pgx.Tx) error {
 		var locked int32
@@ -47,16 +47,20 @@ func (r *Repository) DeleteProcessed(ctx context.Context, consumer string, age t
 		if locked == 0 {
 			return inbox.ErrCleaning
 		}
-		tag, err := tx.Exec(ctx, r.schema.DeleteProcessedQuery(inboxsql.DeleteProcessedParams{
-			Table: r.table(), Consumer: consumer, Age: age, Limit: limit,
-		}).Query)
-		deleted = int(tag.RowsAffected())
-		return err
+		var processedAt int64
+		return read(ctx, tx.Conn(), r.schema.DeleteProcessedQuery(inboxsql.DeleteProcessedParams{
+			Table: r.table(), Consumer: consumer, From: from, Before: before, Limit: limit,
+		}), []any{&processedAt}, func() {
+			if at := time.UnixMicro(processedAt); deleted == 0 || at.After(last) {
+				last = at
+			}
+			deleted++
+		})
 	})
 	if err != nil {
-		return 0, fmt.Errorf("inboxpgx: cannot delete processed records: %w", err)
+		return 0, time.Time{}, fmt.Errorf("inboxpgx: cannot delete processed records: %w", err)
 	}
-	return deleted, nil
+	return deleted, last, nil
 }
 
 // CountRecords implements [inbox.Records].

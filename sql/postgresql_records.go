@@ -31,11 +31,11 @@ func (DefaultPostgreSQLSchema) CleanerLockQuery(params CheckParams) Query {
 // unique only within its partition.
 func (DefaultPostgreSQLSchema) DeleteProcessedQuery(params DeleteProcessedParams) Query {
 	return Query{Query: fmt.Sprintf(`WITH expired AS MATERIALIZED (SELECT tableoid AS part, ctid AS place FROM %[1]s `+
-		`WHERE "consumer" = %[2]s AND "processed_at" < now() - %[3]s AND ("produced" IS NULL OR "dispatched_at" IS NOT NULL) `+
-		`ORDER BY "processed_at" LIMIT %[4]d FOR UPDATE SKIP LOCKED) `+
+		`WHERE "consumer" = %[2]s AND "processed_at" >= %[3]s AND "processed_at" < %[4]s AND ("produced" IS NULL OR "dispatched_at" IS NOT NULL) `+
+		`ORDER BY "processed_at" LIMIT %[5]d FOR UPDATE SKIP LOCKED) `+
 		`DELETE FROM %[1]s AS record USING expired WHERE record.ctid = ANY (ARRAY(SELECT place FROM expired)) `+
-		`AND record.ctid = expired.place AND record.tableoid = expired.part`,
-		params.Table.Quoted(), pq.QuoteLiteral(params.Consumer), interval(params.Age.Microseconds()), params.Limit)}
+		`AND record.ctid = expired.place AND record.tableoid = expired.part RETURNING `+postgreSQLProcessedAt,
+		params.Table.Quoted(), pq.QuoteLiteral(params.Consumer), postgreSQLTime(params.From), postgreSQLTime(params.Before), params.Limit)}
 }
 
 // CountQuery implements [SchemaAdapter].
@@ -101,5 +101,8 @@ func postgreSQLSelection(s inbox.Selection) string {
 
 // postgreSQLTime is exact to the microsecond and does not depend on the session's settings.
 func postgreSQLTime(at time.Time) string {
+	if at.IsZero() {
+		return `'-infinity'::timestamptz`
+	}
 	return `(timestamptz 'epoch' + ` + interval(at.UnixMicro()) + `)`
 }

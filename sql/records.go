@@ -35,9 +35,9 @@ func (r *Repository) Consumers(ctx context.Context) (consumers []string, now tim
 }
 
 // DeleteProcessed implements [inbox.Records].
-func (r *Repository) DeleteProcessed(ctx context.Context, consumer string, age time.Duration, limit int) (deleted int, err error) {
+func (r *Repository) DeleteProcessed(ctx context.Context, consumer string, from, before time.Time, limit int) (deleted int, last time.Time, err error) {
 	if err := r.find(ctx); err != nil {
-		return 0, fmt.Errorf("inboxsql: cannot delete processed records: %w", err)
+		return 0, time.Time{}, fmt.Errorf("inboxsql: cannot delete processed records: %w", err)
 	}
 	err = r.short(ctx, func(tx *sql.Tx) error {
 		if lock := r.schema.CleanerLockQuery(CheckParams{Table: r.table()}); lock.Query != "" {
@@ -49,14 +49,21 @@ func (r *Repository) DeleteProcessed(ctx context.Context, consumer string, age t
 				return inbox.ErrCleaning
 			}
 		}
-		deleted, err = affected(tx.ExecContext)(ctx, r.schema.DeleteProcessedQuery(
-			DeleteProcessedParams{Table: r.table(), Consumer: consumer, Age: age, Limit: limit}))
-		return err
+		query := r.schema.DeleteProcessedQuery(DeleteProcessedParams{Table: r.table(), Consumer: consumer, From: from, Before: before, Limit: limit})
+		return eachRow(ctx, tx, query, func(rows *sql.Rows) error {
+			var processedAt int64
+			err := rows.Scan(&processedAt)
+			if at := time.UnixMicro(processedAt); deleted == 0 || at.After(last) {
+				last = at
+			}
+			deleted++
+			return err
+		})
 	})
 	if err != nil {
-		return 0, fmt.Errorf("inboxsql: cannot delete processed records: %w", err)
+		return 0, time.Time{}, fmt.Errorf("inboxsql: cannot delete processed records: %w", err)
 	}
-	return deleted, nil
+	return deleted, last, nil
 }
 
 // short runs a transaction that is over soon.
@@ -153,7 +160,15 @@ func (r *Repository) Statistics(ctx context.Context) (statistics inbox.Statistic
 
 // rows calls the function for each row of a query on the pool.
 func (r *Repository) rows(ctx context.Context, query Query, each func(*sql.Rows) error) error {
-	rows, err := r.db.QueryContext(ctx, query.Query, query.Args...)
+	return eachRow(ctx, r.db, query, each)
+}
+
+type queryer interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+func eachRow(ctx context.Context, q queryer, query Query, each func(*sql.Rows) error) error {
+	rows, err := q.QueryContext(ctx, query.Query, query.Args...)
 	if err != nil {
 		return err
 	}

@@ -42,7 +42,8 @@ type SchemaAdapter interface {
 	// 0 at once when another one does. Empty text: not needed.
 	CleanerLockQuery(params CheckParams) Query
 
-	// DeleteProcessedQuery deletes as inbox.Records.DeleteProcessed says.
+	// DeleteProcessedQuery deletes as inbox.Records.DeleteProcessed says, and returns processed_at of each record
+	// that it deletes as microseconds since 1970.
 	DeleteProcessedQuery(params DeleteProcessedParams) Query
 
 	// CountQuery selects the number of the records of a selection.
@@ -130,10 +131,10 @@ type MarkSentParams struct {
 
 // DeleteProcessedParams are the parameters of DeleteProcessedQuery.
 type DeleteProcessedParams struct {
-	Table    Table
-	Consumer string
-	Age      time.Duration
-	Limit    int
+	Table        Table
+	Consumer     string
+	From, Before time.Time
+	Limit        int
 }
 
 // CountParams are the parameters of CountQuery.

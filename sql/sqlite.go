@@ -7,7 +7,7 @@ import (
 	inbox "github.com/devmappa/watermill-inbox"
 )
 
-// DefaultSQLiteSchema is the [SchemaAdapter] for SQLite 3.24 and later, with any driver.
+// DefaultSQLiteSchema is the [SchemaAdapter] for SQLite 3.35 and later, with any driver.
 //
 // SQLite has one writer at a time: the claim, as the transaction's first statement, takes the write lock,
 // and other messages wait for it within the connection's busy timeout. Set one in the DSN (with

@@ -1,6 +1,7 @@
 package inboxsql
 
 import (
+	"math"
 	"strings"
 	"time"
 
@@ -23,12 +24,18 @@ func (DefaultSQLiteSchema) CleanerLockQuery(CheckParams) Query { return Query{} 
 // finds more keys than were chosen; the second time it must not choose the index, hence the plus.
 func (DefaultSQLiteSchema) DeleteProcessedQuery(params DeleteProcessedParams) Query {
 	const (
-		expired      = sqliteConsumer + ` = ? AND "processed_at" < ` + sqliteNow + ` - ? AND ("produced" IS NULL OR "dispatched_at" IS NOT NULL)`
-		stillExpired = `+` + sqliteConsumer + ` = ? AND +"processed_at" < ` + sqliteNow + ` - ? AND ("produced" IS NULL OR "dispatched_at" IS NOT NULL)`
+		sent         = ` AND ("produced" IS NULL OR "dispatched_at" IS NOT NULL)`
+		expired      = sqliteConsumer + ` = ? AND "processed_at" >= ? AND "processed_at" < ?` + sent
+		stillExpired = `+` + sqliteConsumer + ` = ? AND +"processed_at" < ?` + sent
 	)
+	from, before := int64(math.MinInt64), ceilMillisecond(params.Before)
+	if !params.From.IsZero() {
+		from = params.From.UnixMilli()
+	}
 	return Query{`DELETE FROM ` + params.Table.Quoted() + ` WHERE ("consumer", "message_id") IN (` +
-		`SELECT "consumer", "message_id" FROM ` + params.Table.Quoted() + ` WHERE ` + expired + ` ORDER BY "processed_at" LIMIT ?) AND ` + stillExpired,
-		[]any{params.Consumer, params.Age.Milliseconds(), params.Limit, params.Consumer, params.Age.Milliseconds()}}
+		`SELECT "consumer", "message_id" FROM ` + params.Table.Quoted() + ` WHERE ` + expired + ` ORDER BY "processed_at" LIMIT ?) AND ` + stillExpired +
+		` RETURNING "processed_at" * 1000`,
+		[]any{params.Consumer, from, before, params.Limit, params.Consumer, before}}
 }
 
 // CountQuery implements [SchemaAdapter].

@@ -60,7 +60,7 @@ func TestTwoCleanersOneKilled(t *testing.T) {
 		if pass, err := cleaner.Pass(context.Background()); err != nil || pass != (inbox.CleanerPass{Yielded: true}) {
 			t.Fatalf("beside another one: %+v, %v", pass, err)
 		}
-		if _, err := repository.DeleteProcessed(context.Background(), "c", time.Hour, 1); !errors.Is(err, inbox.ErrCleaning) {
+		if _, _, err := repository.DeleteProcessed(context.Background(), "c", time.Time{}, time.Now().Add(-time.Hour), 1); !errors.Is(err, inbox.ErrCleaning) {
 			t.Fatalf("the error is %v, want ErrCleaning", err)
 		}
 		terminate(t, db.Open(t), pid)
@@ -206,7 +206,7 @@ func TestCleanerReadsOnlyWhatItDeletes(t *testing.T) {
 	addExpired(t, db, "kept", 20_000)
 	addExpired(t, db, "cleaned", 20_000)
 	db.MustExec(t, `ANALYZE watermill_inbox`)
-	query := db.Adapter.DeleteProcessedQuery(inboxsql.DeleteProcessedParams{Table: tableOf(t, db), Consumer: "cleaned", Age: time.Hour, Limit: 100})
+	query := db.Adapter.DeleteProcessedQuery(inboxsql.DeleteProcessedParams{Table: tableOf(t, db), Consumer: "cleaned", Before: time.Now().Add(-time.Hour), Limit: 100})
 	consumers := db.Adapter.ConsumersQuery(inboxsql.CheckParams{Table: tableOf(t, db)})
 	for _, statement := range []string{query.Query, consumers.Query} {
 		var plan []byte

@@ -198,7 +198,7 @@ func use(t *testing.T, repository *inboxsql.Repository) {
 	if err := repository.MarkSent(ctx, []inbox.Key{key}); err != nil {
 		t.Fatal(err)
 	}
-	if deleted, err := repository.DeleteProcessed(ctx, key.Consumer, -time.Hour, 2); err != nil || deleted != 1 {
+	if deleted, _, err := repository.DeleteProcessed(ctx, key.Consumer, time.Time{}, time.Now().Add(time.Hour), 2); err != nil || deleted != 1 {
 		t.Fatalf("%d deleted, %v", deleted, err)
 	}
 }

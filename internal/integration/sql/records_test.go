@@ -81,7 +81,7 @@ func TestSQLiteRecordsCompareBytesUnderAnyCollation(t *testing.T) {
 		t.Fatal(err)
 	}
 	db.MustExec(t, `UPDATE watermill_inbox SET processed_at = CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) WHERE consumer || message_id <> 'cm' COLLATE BINARY`)
-	if deleted, err := repository.DeleteProcessed(ctx, "c", time.Hour, 10); err != nil || deleted != 1 {
+	if deleted, _, err := repository.DeleteProcessed(ctx, "c", time.Time{}, time.Now().Add(-time.Hour), 10); err != nil || deleted != 1 {
 		t.Errorf("%d deleted, %v", deleted, err)
 	}
 	left(3)
@@ -104,7 +104,7 @@ func TestCleanersOfClaimingAndOtherProcessesYield(t *testing.T) {
 			t.Fatalf("%d, %v", locked, err)
 		}
 		onlyCleans := db.RepositoryWithoutSchema(t, inboxsql.Options{})
-		if _, err := onlyCleans.DeleteProcessed(context.Background(), "c", time.Hour, 1); !errors.Is(err, inbox.ErrCleaning) {
+		if _, _, err := onlyCleans.DeleteProcessed(context.Background(), "c", time.Time{}, time.Now().Add(-time.Hour), 1); !errors.Is(err, inbox.ErrCleaning) {
 			t.Errorf("the error is %v, want ErrCleaning", err)
 		}
 	})
@@ -122,7 +122,7 @@ func TestRecordsAreThoseOfOneTable(t *testing.T) {
 		t.Fatalf("%q, %v", consumers, err)
 	}
 	db.MustExec(t, `SET search_path TO pg_catalog`)
-	if deleted, err := repository.DeleteProcessed(context.Background(), "c", time.Hour, 10); err != nil || deleted != 3 {
+	if deleted, _, err := repository.DeleteProcessed(context.Background(), "c", time.Time{}, time.Now().Add(-time.Hour), 10); err != nil || deleted != 3 {
 		t.Errorf("%d deleted, %v", deleted, err)
 	}
 }
@@ -139,7 +139,7 @@ func TestSQLiteStatementsUseTheIndexes(t *testing.T) {
 	keys := []inbox.Key{{Consumer: "c", MessageID: "1"}, {Consumer: "c", MessageID: "2"}}
 	for _, query := range []inboxsql.Query{
 		db.Adapter.ConsumersQuery(inboxsql.CheckParams{Table: table}),
-		db.Adapter.DeleteProcessedQuery(inboxsql.DeleteProcessedParams{Table: table, Consumer: "c", Age: time.Hour, Limit: 1}),
+		db.Adapter.DeleteProcessedQuery(inboxsql.DeleteProcessedParams{Table: table, Consumer: "c", Before: time.Now().Add(-time.Hour), Limit: 1}),
 		db.Adapter.CountQuery(inboxsql.CountParams{Table: table, Selection: inbox.Selection{Consumer: "c", OlderThan: time.Hour, Unsent: true}}),
 		db.Adapter.FindQuery(inboxsql.FindParams{Table: table, Selection: inbox.Selection{Consumer: "c"}, Limit: 1}),
 		db.Adapter.DeleteRecordsQuery(inboxsql.DeleteRecordsParams{Table: table, Found: []inbox.Found{{Key: keys[0]}, {Key: keys[1]}}}),

@@ -332,7 +332,8 @@ func TestCleanersOnHashPartitions(t *testing.T) {
 		CREATE TABLE p1 PARTITION OF watermill_inbox FOR VALUES WITH (MODULUS 2, REMAINDER 1);
 		INSERT INTO watermill_inbox SELECT 'c', i::text, now() - interval '1 hour' * (i % 2) FROM generate_series(1, 2000) i`)
 	repository := db.RepositoryWithoutSchema(t, inboxsql.Options{})
-	deleted, err := repository.DeleteProcessed(context.Background(), "c", 30*time.Minute, 10)
+	halfHourAgo := time.Now().Add(-30 * time.Minute)
+	deleted, _, err := repository.DeleteProcessed(context.Background(), "c", time.Time{}, halfHourAgo, 10)
 	if err != nil || deleted != 10 {
 		t.Fatalf("deleted %d, %v, want 10", deleted, err)
 	}
@@ -343,7 +344,7 @@ func TestCleanersOnHashPartitions(t *testing.T) {
 		go func() {
 			defer group.Done()
 			for {
-				deleted, err := repository.DeleteProcessed(context.Background(), "c", 30*time.Minute, 50)
+				deleted, _, err := repository.DeleteProcessed(context.Background(), "c", time.Time{}, halfHourAgo, 50)
 				if errors.Is(err, inbox.ErrCleaning) {
 					continue
 				}

@@ -1,4 +1,4 @@
--- watermill-inbox, schema 001 (SQLite 3.24 and later).
+-- watermill-inbox, schema 001 (SQLite 3.35 and later).
 -- Paste it into your migration tool as it is, or rename the table and its index.
 
 CREATE TABLE IF NOT EXISTS "watermill_inbox" (
