@@ -1,0 +1,87 @@
+package inbox
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+)
+
+// CleanerOptions of a [Cleaner].
+type CleanerOptions struct {
+	// Retention is how long records are kept.
+	// Required.
+	Retention Retention
+
+	// UnsentRetention is how long a record is kept whose stored messages are not known to be sent, if that is
+	// longer than its consumer's retention. Each one that is deleted is logged at error level with its key: its
+	// messages may never have been sent.
+	// Default: 0, which keeps them for ever.
+	UnsentRetention time.Duration
+
+	// BatchSize is how many records one transaction deletes. After a batch that took longer than BatchTimeout
+	// the rest of the pass makes smaller ones.
+	// Default: 1000.
+	BatchSize int
+
+	// BatchPause is the pause between two batches, varied by a tenth, which leaves room for claims. With a
+	// BatchSize of 100 and a BatchPause of 20 milliseconds claims hardly notice.
+	// Default: 10 milliseconds.
+	BatchPause time.Duration
+
+	// BatchTimeout bounds one transaction.
+	// Default: 5 seconds.
+	BatchTimeout time.Duration
+
+	// Interval is the pause between two passes of Run, varied by a tenth so that instances spread out.
+	// Default: 1 hour.
+	Interval time.Duration
+
+	// Progress is called after each batch and at the end of a pass with what the pass has done so far, by one
+	// goroutine at a time.
+	// Default: nil.
+	Progress func(CleanerPass)
+
+	// Logger gets a line per pass at info level when it deleted or kept something unsent. At error level it gets
+	// passes of Run that failed, retentions of consumers that have no records, and unsent records that are
+	// deleted.
+	// Default: watermill.NopLogger.
+	Logger watermill.LoggerAdapter
+}
+
+// Validate returns an error when the options cannot be used.
+func (o CleanerOptions) Validate() error {
+	if err := o.Retention.Validate(); err != nil {
+		return err
+	}
+	switch {
+	case o.UnsentRetention < 0:
+		return fmt.Errorf("inbox: UnsentRetention is negative: %s", o.UnsentRetention)
+	case o.BatchSize < 0:
+		return fmt.Errorf("inbox: BatchSize is negative: %d", o.BatchSize)
+	case o.BatchPause < 0 || o.BatchTimeout < 0 || o.Interval < 0:
+		return fmt.Errorf("inbox: BatchPause, BatchTimeout or Interval is negative: %s, %s, %s", o.BatchPause, o.BatchTimeout, o.Interval)
+	}
+	return nil
+}
+
+func (o *CleanerOptions) setDefaults() {
+	if o.BatchSize == 0 {
+		o.BatchSize = 1000
+	}
+	if o.BatchPause == 0 {
+		o.BatchPause = 10 * time.Millisecond
+	}
+	if o.BatchTimeout == 0 {
+		o.BatchTimeout = 5 * time.Second
+	}
+	if o.Interval == 0 {
+		o.Interval = time.Hour
+	}
+	if o.Progress == nil {
+		o.Progress = func(CleanerPass) {}
+	}
+	if o.Logger == nil {
+		o.Logger = watermill.NopLogger{}
+	}
+}
