@@ -161,7 +161,10 @@ func TestCleanerEndsThoughUnsentRecordsStay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(transaction.Store(context.Background(), []byte("unsent")), transaction.Commit(context.Background())); err != nil {
+	if _, err := transaction.Store(context.Background(), []byte("unsent")); err != nil {
+		t.Fatal(err)
+	}
+	if err := transaction.Commit(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	records.Age(key, 3*time.Hour)

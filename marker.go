@@ -13,8 +13,8 @@ const (
 	markInterval = 100 * time.Millisecond // gathers what was acknowledged meanwhile
 	markBackOff  = time.Minute            // the longest pause while marks fail
 	markTimeout  = 30 * time.Second       // of one statement
-	markBatch    = 100                    // keys in one statement
-	markPending  = 10_000                 // keys kept while marks fail; of the others a copy is sent once more
+	markBatch    = 100                    // records in one statement
+	markPending  = 10_000                 // records kept while marks fail; of the others a copy is sent once more
 )
 
 // Close marks the stored messages that are known to be sent and waits for those whose message is not yet
@@ -41,7 +41,7 @@ type marker struct {
 
 	mutex    sync.Mutex
 	closed   bool
-	keys     []Key // acknowledged and not marked yet
+	records  []Found // acknowledged and not marked yet
 	flushing bool
 }
 
@@ -51,9 +51,9 @@ func newMarker(repository Repository, logger watermill.LoggerAdapter) *marker {
 	return m
 }
 
-// await marks the key when the message is acknowledged. The router answers every message whose handler has
+// await marks the record when the message is acknowledged. The router answers every message whose handler has
 // returned. The attempt's context says nothing: Watermill's Timeout ends it before the router publishes.
-func (m *marker) await(msg *message.Message, key Key) {
+func (m *marker) await(msg *message.Message, record Found) {
 	if isClosed(msg.Acked()) {
 		return // by somebody before the router has published: it proves nothing
 	}
@@ -67,20 +67,20 @@ func (m *marker) await(msg *message.Message, key Key) {
 		defer m.goroutines.Done()
 		select {
 		case <-msg.Acked():
-			m.add(key)
+			m.add(record)
 		case <-msg.Nacked():
 		case <-m.abandoned.Done():
 		}
 	}()
 }
 
-func (m *marker) add(key Key) {
+func (m *marker) add(record Found) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	if len(m.keys) == markPending {
+	if len(m.records) == markPending {
 		return
 	}
-	m.keys = append(m.keys, key)
+	m.records = append(m.records, record)
 	if !m.flushing {
 		m.flushing = true
 		m.goroutines.Add(1)
@@ -107,11 +107,11 @@ func (m *marker) flush() {
 	}
 }
 
-// next forgets the first keys, which are marked, waits, and returns the next batch. When there is none,
+// next forgets the first records, which are marked, waits, and returns the next batch. When there is none,
 // the flush has ended.
-func (m *marker) next(marked int, wait time.Duration) []Key {
+func (m *marker) next(marked int, wait time.Duration) []Found {
 	m.mutex.Lock()
-	m.keys = m.keys[marked:]
+	m.records = m.records[marked:]
 	m.mutex.Unlock()
 
 	closing := m.closing
@@ -128,11 +128,11 @@ func (m *marker) next(marked int, wait time.Duration) []Key {
 
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	if len(m.keys) == 0 || m.abandoned.Err() != nil {
-		m.keys, m.flushing = nil, false
+	if len(m.records) == 0 || m.abandoned.Err() != nil {
+		m.records, m.flushing = nil, false
 		return nil
 	}
-	return m.keys[:min(len(m.keys), markBatch)]
+	return m.records[:min(len(m.records), markBatch)]
 }
 
 func isClosed(c <-chan struct{}) bool {

@@ -55,6 +55,8 @@ type attempt struct {
 	msg     *message.Message
 	claimed bool // or found to be a duplicate
 
+	processedAt time.Time // of the claim with which produced messages are stored
+
 	observation Observation
 }
 
@@ -93,7 +95,7 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 		a.observation.Outcome, a.observation.Age = Duplicate, max(0, time.Since(record.ProcessedAt))
 		if len(produced) > 0 {
 			a.observation.Outcome = Replayed
-			a.marker.await(a.msg, a.inner.key)
+			a.marker.await(a.msg, Found{Key: a.inner.key, Record: Record{ProcessedAt: record.ProcessedAt}})
 		}
 		return produced, nil
 	}
@@ -124,7 +126,7 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 	}
 	a.observation.Outcome = Processed
 	if len(produced) > 0 {
-		a.marker.await(a.msg, a.inner.key)
+		a.marker.await(a.msg, Found{Key: a.inner.key, Record: Record{ProcessedAt: a.processedAt}})
 	}
 	return produced, nil
 }

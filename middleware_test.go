@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -82,10 +83,10 @@ type instant struct{}
 func (instant) Claim(context.Context, inbox.Key) (inbox.Transaction, *inbox.Record, error) {
 	return instant{}, nil, nil
 }
-func (instant) MarkSent(context.Context, []inbox.Key) error { return nil }
-func (instant) Store(context.Context, []byte) error         { return nil }
-func (instant) Commit(context.Context) error                { return nil }
-func (instant) Rollback() error                             { return nil }
+func (instant) MarkSent(context.Context, []inbox.Found) error    { return nil }
+func (instant) Store(context.Context, []byte) (time.Time, error) { return time.Now(), nil }
+func (instant) Commit(context.Context) error                     { return nil }
+func (instant) Rollback() error                                  { return nil }
 
 func instantHandler(t testing.TB) func() {
 	t.Helper()

@@ -36,7 +36,8 @@ func (a *attempt) store(ctx context.Context, transaction Transaction, produced [
 	if err != nil {
 		return nil, err
 	}
-	return produced, transaction.Store(ctx, encoded)
+	a.processedAt, err = transaction.Store(ctx, encoded)
+	return produced, err
 }
 
 // inside returns copies with the handler's context: one of the messages may be the incoming one.

@@ -63,7 +63,8 @@ type Selection struct {
 	Unsent bool
 }
 
-// Found is a record and its key.
+// Found is a record and its key. A key that is claimed anew after its record was deleted is another record, with
+// another ProcessedAt.
 type Found struct {
 	Key Key
 	Record
@@ -94,8 +95,7 @@ func (e *NotConfirmedError) Error() string {
 const forgetBatch = 300
 
 // Forget deletes the selected records, so that their messages run again when they are delivered again; what
-// their handlers wrote stays. Unsent messages stored with them are lost. Do not forget what was processed in the
-// last minutes: a mark "sent" that is still pending would be taken for the next run's messages.
+// their handlers wrote stays. Unsent messages stored with them are lost.
 //
 // The selection must name a consumer. Call it with confirmed 0 first: it counts and returns a
 // [*NotConfirmedError] with the number. Call it again with that number to delete; if the number has changed

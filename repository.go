@@ -30,17 +30,18 @@ type Repository interface {
 	Claim(ctx context.Context, key Key) (Transaction, *Record, error)
 
 	// MarkSent notes that the messages stored with these records are known to be sent, and releases what
-	// was stored. Keys without a record or without stored messages are passed over. It runs in a short
-	// transaction of its own; processes may mark the same keys at once.
-	MarkSent(ctx context.Context, keys []Key) error
+	// was stored. A record is its key and when that was claimed: one that is gone, that was claimed anew since, or
+	// that has no stored messages is passed over. It runs in a short transaction of its own; processes may mark
+	// the same records at once.
+	MarkSent(ctx context.Context, records []Found) error
 }
 
 // Transaction is an open transaction that holds a claim.
 // Its methods are called by one goroutine; the handler may use what it wraps until the handler returns.
 type Transaction interface {
 	// Store keeps the encoded produced messages, at least one byte, in the claim's record, in this
-	// transaction.
-	Store(ctx context.Context, produced []byte) error
+	// transaction. It returns when the key was claimed, as the record will tell.
+	Store(ctx context.Context, produced []byte) (processedAt time.Time, err error)
 
 	// Commit commits the claim and all that the handler wrote. It returns nil only if the database has
 	// said that *this* transaction is committed. An error that the handler caused (it went on after a

@@ -55,5 +55,5 @@ func (u Unsent) Publish(ctx context.Context, repository Repository, publisher me
 	if err := publisher.Publish(u.Topic, u.Messages...); err != nil {
 		return fmt.Errorf("inbox: cannot publish the stored messages of %s: %w", u.Key, err)
 	}
-	return repository.MarkSent(ctx, []Key{u.Key})
+	return repository.MarkSent(ctx, []Found{{Key: u.Key, Record: Record{ProcessedAt: u.ProcessedAt}}})
 }

@@ -91,7 +91,7 @@ var claimCases = []kitCase{
 		keys := []inbox.Key{{Consumer: "a", MessageID: "1"}, {Consumer: "b", MessageID: "1"}}
 		for _, key := range keys {
 			transaction := k.claim(k.context(), key)
-			if err := transaction.Store(k.context(), []byte("of "+key.Consumer)); err != nil {
+			if _, err := transaction.Store(k.context(), []byte("of "+key.Consumer)); err != nil {
 				k.Fatal(err)
 			}
 			if err := transaction.Commit(k.context()); err != nil {
@@ -103,7 +103,7 @@ var claimCases = []kitCase{
 				k.Fatalf("%s has %q", key, got)
 			}
 		}
-		if err := k.Repository.MarkSent(k.context(), keys[:1]); err != nil {
+		if err := k.Repository.MarkSent(k.context(), []inbox.Found{{Key: keys[0], Record: *k.wantProcessed(keys[0])}}); err != nil {
 			k.Fatal(err)
 		}
 		if k.wantProcessed(keys[0]).Produced != nil || k.wantProcessed(keys[1]).Produced == nil {

@@ -2,6 +2,7 @@ package inboxtest
 
 import (
 	"context"
+	"time"
 
 	inbox "github.com/devmappa/watermill-inbox"
 )
@@ -53,18 +54,18 @@ func (r *FaultRepository) Claim(ctx context.Context, key inbox.Key) (inbox.Trans
 	return &faultTransaction{Transaction: transaction, fault: func(point FaultPoint) error { return r.fault(point, key) }}, record, nil
 }
 
-// MarkSent implements [inbox.Repository]. The function is called for each key.
-func (r *FaultRepository) MarkSent(ctx context.Context, keys []inbox.Key) error {
-	for _, key := range keys {
-		if err := r.fault(BeforeMark, key); err != nil {
+// MarkSent implements [inbox.Repository]. The function is called for each record.
+func (r *FaultRepository) MarkSent(ctx context.Context, records []inbox.Found) error {
+	for _, record := range records {
+		if err := r.fault(BeforeMark, record.Key); err != nil {
 			return err
 		}
 	}
-	if err := r.Repository.MarkSent(ctx, keys); err != nil {
+	if err := r.Repository.MarkSent(ctx, records); err != nil {
 		return err
 	}
-	for _, key := range keys {
-		if err := r.fault(AfterMark, key); err != nil {
+	for _, record := range records {
+		if err := r.fault(AfterMark, record.Key); err != nil {
 			return err
 		}
 	}
@@ -79,8 +80,12 @@ type faultTransaction struct {
 // Unwrap lets inbox.TransactionFromContext find the wrapped transaction.
 func (t *faultTransaction) Unwrap() inbox.Transaction { return t.Transaction }
 
-func (t *faultTransaction) Store(ctx context.Context, produced []byte) error {
-	return t.around(BeforeStore, AfterStore, func() error { return t.Transaction.Store(ctx, produced) })
+func (t *faultTransaction) Store(ctx context.Context, produced []byte) (processedAt time.Time, err error) {
+	err = t.around(BeforeStore, AfterStore, func() (err error) {
+		processedAt, err = t.Transaction.Store(ctx, produced)
+		return err
+	})
+	return processedAt, err
 }
 
 func (t *faultTransaction) Commit(ctx context.Context) error {

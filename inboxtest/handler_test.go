@@ -539,7 +539,7 @@ type forgetting struct{ inbox.Transaction }
 
 func (f forgetting) Unwrap() inbox.Transaction { return f.Transaction }
 
-func (forgetting) Store(context.Context, []byte) error { return nil }
+func (forgetting) Store(context.Context, []byte) (time.Time, error) { return time.Time{}, nil }
 
 func TestHandlerIncomplete(t *testing.T) {
 	t.Parallel()

@@ -228,7 +228,7 @@ var markingCases = []kitCase{
 	{"an unsent record that cannot be read does not hide the others", func(k *kit) {
 		for id, stored := range map[string]string{"1": `{"version":2}`, "2": `{"version":1,"added_later":true,"topic":"ZXZlbnRz","messages":[{"uuid":"eA==","payload":"eA=="}]}`} {
 			transaction := k.claim(k.context(), inbox.Key{Consumer: consumer, MessageID: id})
-			if err := transaction.Store(k.context(), []byte(stored)); err != nil {
+			if _, err := transaction.Store(k.context(), []byte(stored)); err != nil {
 				k.Fatal(err)
 			}
 			if err := transaction.Commit(k.context()); err != nil {
@@ -246,36 +246,74 @@ var markingCases = []kitCase{
 			k.Fatalf("the readable one is %+v", list[1])
 		}
 	}},
-	{"marking passes over keys that have nothing to mark", func(k *kit) {
-		plain, unknown := k.key(), k.key()
-		k.process(plain, "effect")
-		for _, keys := range [][]inbox.Key{nil, {plain}, {unknown}, {plain, unknown, plain}} {
-			if err := k.Repository.MarkSent(k.context(), keys); err != nil {
-				k.Fatalf("marking %v: %v", keys, err)
+	{"marking passes over records that have nothing to mark", func(k *kit) {
+		key := k.key()
+		k.process(key, "effect")
+		plain := inbox.Found{Key: key, Record: *k.wantProcessed(key)}
+		unknown := inbox.Found{Key: k.key(), Record: inbox.Record{ProcessedAt: time.Now()}}
+		for _, records := range [][]inbox.Found{nil, {plain}, {unknown}, {plain, unknown, plain}} {
+			if err := k.Repository.MarkSent(k.context(), records); err != nil {
+				k.Fatalf("marking %v: %v", records, err)
 			}
 		}
-		k.wantProcessed(plain)
-		_ = k.claim(k.context(), unknown).Rollback()
+		k.wantProcessed(key)
+		_ = k.claim(k.context(), unknown.Key).Rollback()
 	}},
-	{"many processes mark the same keys at once", func(k *kit) {
-		var keys []inbox.Key
-		for range 50 {
-			key := k.key()
+	{"a mark is for the record that was claimed then, not for a later one of the key", func(k *kit) {
+		key := k.key()
+		store := func() inbox.Found {
 			transaction := k.claim(k.context(), key)
-			if err := transaction.Store(k.context(), []byte("stored")); err != nil {
+			processedAt, err := transaction.Store(k.context(), []byte("stored"))
+			if err != nil {
 				k.Fatal(err)
 			}
 			if err := transaction.Commit(k.context()); err != nil {
 				k.Fatal(err)
 			}
-			keys = append(keys, key)
+			if record := k.wantProcessed(key); !record.ProcessedAt.Equal(processedAt) {
+				k.Fatalf("stored at %s, but the record says %s", processedAt, record.ProcessedAt)
+			}
+			return inbox.Found{Key: key, Record: inbox.Record{ProcessedAt: processedAt}}
+		}
+		first := store()
+		if _, err := k.records().DeleteRecords(k.context(), []inbox.Found{first}); err != nil {
+			k.Fatal(err)
+		}
+		time.Sleep(5 * time.Millisecond) // databases tell times to the millisecond
+		second := store()
+		if err := k.Repository.MarkSent(k.context(), []inbox.Found{first}); err != nil {
+			k.Fatal(err)
+		}
+		if k.wantProcessed(key).Produced == nil {
+			k.Fatal("a late mark of the first record has marked the second one, whose messages are lost")
+		}
+		if err := k.Repository.MarkSent(k.context(), []inbox.Found{first, second}); err != nil {
+			k.Fatal(err)
+		}
+		if k.wantProcessed(key).Produced != nil {
+			k.Fatal("the second record was not marked")
+		}
+	}},
+	{"many processes mark the same records at once", func(k *kit) {
+		var records []inbox.Found
+		for range 50 {
+			key := k.key()
+			transaction := k.claim(k.context(), key)
+			processedAt, err := transaction.Store(k.context(), []byte("stored"))
+			if err != nil {
+				k.Fatal(err)
+			}
+			if err := transaction.Commit(k.context()); err != nil {
+				k.Fatal(err)
+			}
+			records = append(records, inbox.Found{Key: key, Record: inbox.Record{ProcessedAt: processedAt}})
 		}
 		var group sync.WaitGroup
 		for i := range 4 {
 			group.Add(1)
 			go func() {
 				defer group.Done()
-				own := slices.Clone(keys)
+				own := slices.Clone(records)
 				if i%2 == 1 {
 					slices.Reverse(own)
 				}
@@ -285,9 +323,9 @@ var markingCases = []kitCase{
 			}()
 		}
 		group.Wait()
-		for _, key := range keys {
-			if record := k.wantProcessed(key); record.Produced != nil {
-				k.Fatalf("record %s was not marked", key)
+		for _, record := range records {
+			if k.wantProcessed(record.Key).Produced != nil {
+				k.Fatalf("record %s was not marked", record.Key)
 			}
 		}
 	}},
@@ -309,7 +347,7 @@ type failingMarks struct {
 	count int
 }
 
-func (f *failingMarks) MarkSent(ctx context.Context, keys []inbox.Key) error {
+func (f *failingMarks) MarkSent(ctx context.Context, records []inbox.Found) error {
 	f.mutex.Lock()
 	f.count++
 	fail := f.count <= f.fails
@@ -317,7 +355,7 @@ func (f *failingMarks) MarkSent(ctx context.Context, keys []inbox.Key) error {
 	if fail {
 		return errors.New("the database is away")
 	}
-	return f.Repository.MarkSent(ctx, keys)
+	return f.Repository.MarkSent(ctx, records)
 }
 
 func (f *failingMarks) calls() int {

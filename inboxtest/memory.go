@@ -70,16 +70,16 @@ func (r *MemoryRepository) Claim(ctx context.Context, key inbox.Key) (inbox.Tran
 }
 
 // MarkSent implements [inbox.Repository].
-func (r *MemoryRepository) MarkSent(ctx context.Context, keys []inbox.Key) error {
+func (r *MemoryRepository) MarkSent(ctx context.Context, records []inbox.Found) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
-	for _, key := range keys {
-		if record, ok := r.records[key]; ok {
+	for _, sent := range records {
+		if record, ok := r.records[sent.Key]; ok && record.ProcessedAt.Equal(sent.ProcessedAt) {
 			record.Produced = nil
-			r.records[key] = record
+			r.records[sent.Key] = record
 		}
 	}
 	return nil
@@ -124,14 +124,14 @@ func (r *MemoryRepository) Age(key inbox.Key, by time.Duration) {
 var errTransactionEnded = errors.New("inboxtest: the transaction has ended")
 
 // Store implements [inbox.Transaction].
-func (t *memoryTransaction) Store(_ context.Context, produced []byte) error {
+func (t *memoryTransaction) Store(_ context.Context, produced []byte) (time.Time, error) {
 	t.repository.mutex.Lock()
 	defer t.repository.mutex.Unlock()
 	if t.ended {
-		return errTransactionEnded
+		return time.Time{}, errTransactionEnded
 	}
 	t.record.Produced = append([]byte{}, produced...)
-	return nil
+	return t.record.ProcessedAt, nil
 }
 
 // Commit implements [inbox.Transaction].

@@ -213,7 +213,7 @@ var producedCases = []kitCase{
 	{"messages that a newer version stored are refused, not lost", func(k *kit) {
 		key := inbox.Key{Consumer: consumer, MessageID: k.key().MessageID}
 		transaction := k.claim(k.context(), key)
-		if err := transaction.Store(k.context(), []byte(`{"version":2,"frames":"?"}`)); err != nil {
+		if _, err := transaction.Store(k.context(), []byte(`{"version":2,"frames":"?"}`)); err != nil {
 			k.Fatal(err)
 		}
 		if err := transaction.Commit(k.context()); err != nil {
@@ -230,7 +230,7 @@ var producedCases = []kitCase{
 	{"a rolled back attempt stores nothing", func(k *kit) {
 		key := k.key()
 		transaction := k.claim(k.context(), key)
-		if err := transaction.Store(k.context(), []byte("lost")); err != nil {
+		if _, err := transaction.Store(k.context(), []byte("lost")); err != nil {
 			k.Fatal(err)
 		}
 		if err := transaction.Rollback(); err != nil {
@@ -249,7 +249,7 @@ var producedCases = []kitCase{
 		for _, stored := range [][]byte{{0}, all, bytes.Repeat(all, 40_960)} {
 			key := k.key()
 			transaction := k.claim(k.context(), key)
-			if err := transaction.Store(k.context(), stored); err != nil {
+			if _, err := transaction.Store(k.context(), stored); err != nil {
 				k.Fatal(err)
 			}
 			if err := transaction.Commit(k.context()); err != nil {
@@ -263,7 +263,7 @@ var producedCases = []kitCase{
 	{"an expired record with unsent messages is kept", func(k *kit) {
 		key := k.key()
 		transaction := k.claim(k.context(), key)
-		if err := transaction.Store(k.context(), []byte("unsent")); err != nil {
+		if _, err := transaction.Store(k.context(), []byte("unsent")); err != nil {
 			k.Fatal(err)
 		}
 		if err := transaction.Commit(k.context()); err != nil {

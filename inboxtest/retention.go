@@ -273,7 +273,7 @@ var retentionCases = []kitCase{
 func (k *kit) processUnsent(key inbox.Key) {
 	k.Helper()
 	transaction := k.claim(k.context(), key)
-	if err := transaction.Store(k.context(), []byte("unsent")); err != nil {
+	if _, err := transaction.Store(k.context(), []byte("unsent")); err != nil {
 		k.Fatal(err)
 	}
 	if err := transaction.Commit(k.context()); err != nil {

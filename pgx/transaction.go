@@ -133,20 +133,21 @@ func (t *transaction) kill() {
 }
 
 // Store implements [inbox.Transaction].
-func (t *transaction) Store(ctx context.Context, produced []byte) error {
+func (t *transaction) Store(ctx context.Context, produced []byte) (time.Time, error) {
 	if err := t.guard.enter(); err != nil {
-		return broken(err, t.repository.schema.IsTransactionOver)
+		return time.Time{}, broken(err, t.repository.schema.IsTransactionOver)
 	}
 	defer t.guard.leave()
 	query := t.repository.schema.StoreQuery(inboxsql.StoreParams{KeyParams: t.keyParams(), Produced: produced})
-	tag, err := t.tx.Exec(ctx, query.Query)
-	if err != nil {
-		return broken(err, t.repository.schema.IsTransactionOver)
+	var processedAt int64
+	err := t.tx.QueryRow(ctx, query.Query, pgx.QueryExecModeExec).Scan(&processedAt)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return time.Time{}, fmt.Errorf("%w: the claim is gone from it", inbox.ErrTransactionBroken)
+	case err != nil:
+		return time.Time{}, broken(err, t.repository.schema.IsTransactionOver)
 	}
-	if tag.RowsAffected() != 1 {
-		return fmt.Errorf("%w: the claim is gone from it", inbox.ErrTransactionBroken)
-	}
-	return nil
+	return time.UnixMicro(processedAt), nil
 }
 
 // Commit implements [inbox.Transaction].

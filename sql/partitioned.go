@@ -82,9 +82,9 @@ func utc(at time.Time) string { return at.UTC().Format("2006-01-02T15:04:05.000Z
 
 // MarkSentQuery implements [SchemaAdapter]: the ids once more, so that only their partitions are touched.
 func (s PartitionedPostgreSQLSchema) MarkSentQuery(params MarkSentParams) Query {
-	ids := make([]string, len(params.Keys))
-	for i, key := range params.Keys {
-		ids[i] = pq.QuoteLiteral(key.MessageID)
+	ids := make([]string, len(params.Records))
+	for i, record := range params.Records {
+		ids[i] = pq.QuoteLiteral(record.Key.MessageID)
 	}
 	query := s.DefaultPostgreSQLSchema.MarkSentQuery(params)
 	query.Query += ` AND "message_id" IN (` + strings.Join(ids, ", ") + `)`

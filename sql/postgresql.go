@@ -51,7 +51,7 @@ const notOurOwn = ` AND xmin::text IS DISTINCT FROM (txid_current_if_assigned() 
 // StoreQuery implements [SchemaAdapter].
 func (DefaultPostgreSQLSchema) StoreQuery(params StoreParams) Query {
 	return Query{Query: `UPDATE ` + params.Table.Quoted() +
-		` SET "produced" = decode('` + hex.EncodeToString(params.Produced) + `', 'hex')` + whereKey(params.KeyParams)}
+		` SET "produced" = decode('` + hex.EncodeToString(params.Produced) + `', 'hex')` + whereKey(params.KeyParams) + ` RETURNING ` + postgreSQLProcessedAt}
 }
 
 // MarkOpenQuery implements [SchemaAdapter]. Lib/pq refuses to commit a transaction that has failed or
@@ -82,17 +82,23 @@ func knowsItsTransaction(d driver.Driver) bool {
 // MarkSentQuery implements [SchemaAdapter].
 func (DefaultPostgreSQLSchema) MarkSentQuery(params MarkSentParams) Query {
 	// The sub-select locks in the order of the key; an UPDATE alone locks in the order of its plan.
-	return Query{Query: fmt.Sprintf(`UPDATE %[1]s SET "dispatched_at" = now(), "produced" = NULL WHERE ("consumer", "message_id") IN (`+
-		`SELECT "consumer", "message_id" FROM %[1]s WHERE ("consumer", "message_id") IN (%[2]s) AND "produced" IS NOT NULL `+
-		`ORDER BY "consumer", "message_id" FOR UPDATE)`, params.Table.Quoted(), literalKeys(params.Keys))}
+	return Query{Query: fmt.Sprintf(`UPDATE %s SET "dispatched_at" = now(), "produced" = NULL WHERE ("consumer", "message_id") IN (%s)`,
+		params.Table.Quoted(), lockRecords(params.Table, params.Records, ` AND record."produced" IS NOT NULL`))}
 }
 
-func literalKeys(keys []inbox.Key) string {
-	literals := make([]string, len(keys))
-	for i, key := range keys {
-		literals[i] = `(` + pq.QuoteLiteral(key.Consumer) + `, ` + pq.QuoteLiteral(key.MessageID) + `)`
+// lockRecords is a sub-select of the keys of records that are still as they were found. Nothing is added to
+// processed_at on the other side of the comparison, so that the records are looked up by their keys, not by their ages, of
+// which many may be equal.
+func lockRecords(table Table, records []inbox.Found, condition string) string {
+	literals := make([]string, len(records))
+	for i, f := range records {
+		literals[i] = `(` + pq.QuoteLiteral(f.Key.Consumer) + `, ` + pq.QuoteLiteral(f.Key.MessageID) + `, ` + postgreSQLTime(f.ProcessedAt) + `)`
 	}
-	return strings.Join(literals, ", ")
+	return `SELECT record."consumer", record."message_id" FROM ` + table.Quoted() + ` AS record ` +
+		`JOIN (VALUES ` + strings.Join(literals, ", ") + `) AS found ("consumer", "message_id", "processed_at") ` +
+		`ON record."consumer" = found."consumer" AND record."message_id" = found."message_id" ` +
+		`AND record."processed_at" + interval '0' = found."processed_at"` + condition +
+		` ORDER BY record."consumer", record."message_id" FOR UPDATE OF record`
 }
 
 // CheckQuery implements [SchemaAdapter].

@@ -51,18 +51,10 @@ func (DefaultPostgreSQLSchema) FindQuery(params FindParams) Query {
 		pq.QuoteLiteral(params.After.Consumer), pq.QuoteLiteral(params.After.MessageID), params.Limit)}
 }
 
-// DeleteRecordsQuery implements [SchemaAdapter]. Nothing is added to processed_at, so that the records are looked up
-// by their keys, not by their ages, of which many may be equal.
+// DeleteRecordsQuery implements [SchemaAdapter].
 func (DefaultPostgreSQLSchema) DeleteRecordsQuery(params DeleteRecordsParams) Query {
-	literals := make([]string, len(params.Found))
-	for i, f := range params.Found {
-		literals[i] = `(` + pq.QuoteLiteral(f.Key.Consumer) + `, ` + pq.QuoteLiteral(f.Key.MessageID) + `, ` + postgreSQLTime(f.ProcessedAt) + `)`
-	}
-	return Query{Query: fmt.Sprintf(`DELETE FROM %[1]s WHERE ("consumer", "message_id") IN (`+
-		`SELECT record."consumer", record."message_id" FROM %[1]s AS record JOIN (VALUES %[2]s) AS found ("consumer", "message_id", "processed_at") `+
-		`ON record."consumer" = found."consumer" AND record."message_id" = found."message_id" `+
-		`AND record."processed_at" + interval '0' = found."processed_at" `+
-		`ORDER BY record."consumer", record."message_id" FOR UPDATE OF record)`, params.Table.Quoted(), strings.Join(literals, ", "))}
+	return Query{Query: fmt.Sprintf(`DELETE FROM %s WHERE ("consumer", "message_id") IN (%s)`,
+		params.Table.Quoted(), lockRecords(params.Table, params.Found, ``))}
 }
 
 // StatisticsQuery implements [SchemaAdapter].

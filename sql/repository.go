@@ -116,19 +116,19 @@ func (r *Repository) explain(ctx context.Context, params KeyParams, err error) e
 }
 
 // MarkSent implements [inbox.Repository].
-func (r *Repository) MarkSent(ctx context.Context, keys []inbox.Key) error {
-	if len(keys) == 0 {
+func (r *Repository) MarkSent(ctx context.Context, records []inbox.Found) error {
+	if len(records) == 0 {
 		return nil
 	}
-	query := r.schema.MarkSentQuery(MarkSentParams{Table: r.table(), Keys: sortedKeys(keys)})
+	query := r.schema.MarkSentQuery(MarkSentParams{Table: r.table(), Records: sorted(records)})
 	if _, err := r.db.ExecContext(ctx, query.Query, query.Args...); err != nil {
 		return fmt.Errorf("inboxsql: cannot mark stored messages as sent: %w", err)
 	}
 	return nil
 }
 
-func sortedKeys(keys []inbox.Key) []inbox.Key {
-	return slices.SortedFunc(slices.Values(keys), func(a, b inbox.Key) int {
-		return cmp.Or(strings.Compare(a.Consumer, b.Consumer), strings.Compare(a.MessageID, b.MessageID))
+func sorted(records []inbox.Found) []inbox.Found {
+	return slices.SortedFunc(slices.Values(records), func(a, b inbox.Found) int {
+		return cmp.Or(strings.Compare(a.Key.Consumer, b.Key.Consumer), strings.Compare(a.Key.MessageID, b.Key.MessageID))
 	})
 }

@@ -20,7 +20,7 @@ type SchemaAdapter interface {
 	// is NULL when the messages are known to be sent.
 	RecordQuery(params KeyParams) Query
 
-	// StoreQuery sets produced in the key's record.
+	// StoreQuery sets produced in the key's record and returns its processed_at as microseconds since 1970.
 	StoreQuery(params StoreParams) Query
 
 	// MarkOpenQuery and ProveOpenQuery are for drivers that commit without saying that the transaction
@@ -30,8 +30,8 @@ type SchemaAdapter interface {
 	MarkOpenQuery(params ProofParams) Query
 	ProveOpenQuery(params ProofParams) Query
 
-	// MarkSentQuery sets dispatched_at and clears produced in the records of the keys that have stored
-	// messages. The keys are sorted, so that statements lock in one order.
+	// MarkSentQuery sets dispatched_at and clears produced in the records that have stored messages and the given
+	// processed_at. The records are sorted, so that statements lock in one order.
 	MarkSentQuery(params MarkSentParams) Query
 
 	// ConsumersQuery selects consumer and the database's time as microseconds since 1970: a row for each consumer
@@ -125,8 +125,8 @@ type ProofParams struct {
 
 // MarkSentParams are the parameters of MarkSentQuery.
 type MarkSentParams struct {
-	Table Table
-	Keys  []inbox.Key // at least one
+	Table   Table
+	Records []inbox.Found // at least one
 }
 
 // DeleteProcessedParams are the parameters of DeleteProcessedQuery.

@@ -30,7 +30,7 @@ func (DefaultSQLiteSchema) RecordQuery(params KeyParams) Query {
 
 // StoreQuery implements [SchemaAdapter].
 func (DefaultSQLiteSchema) StoreQuery(params StoreParams) Query {
-	return Query{`UPDATE ` + params.Table.Quoted() + ` SET "produced" = ?` + sqliteWhereKey,
+	return Query{`UPDATE ` + params.Table.Quoted() + ` SET "produced" = ?` + sqliteWhereKey + ` RETURNING "processed_at" * 1000`,
 		append([]any{params.Produced}, keyArgs(params.KeyParams)...)}
 }
 
@@ -48,16 +48,18 @@ func (DefaultSQLiteSchema) ProveOpenQuery(ProofParams) Query {
 
 // MarkSentQuery implements [SchemaAdapter].
 func (DefaultSQLiteSchema) MarkSentQuery(params MarkSentParams) Query {
-	values, args := sqliteKeys(params.Keys)
-	return Query{`WITH chosen ("consumer", "message_id") AS (VALUES ` + values + `) UPDATE ` + params.Table.Quoted() +
-		` SET "dispatched_at" = ` + sqliteNow + `, "produced" = NULL WHERE "produced" IS NOT NULL AND ` + sqliteChosen, args}
+	chosen, args := sqliteFound(params.Records)
+	return Query{chosen + ` UPDATE ` + params.Table.Quoted() + ` SET "dispatched_at" = ` + sqliteNow + `, "produced" = NULL ` +
+		`WHERE "produced" IS NOT NULL AND ` + sqliteChosen, args}
 }
 
-func sqliteKeys(keys []inbox.Key) (values string, args []any) {
-	for _, key := range keys {
-		args = append(args, key.Consumer, key.MessageID)
+// sqliteFound names the records as they were found, for sqliteChosen.
+func sqliteFound(records []inbox.Found) (with string, args []any) {
+	for _, f := range records {
+		args = append(args, f.Key.Consumer, f.Key.MessageID, f.ProcessedAt.UnixMilli())
 	}
-	return strings.TrimSuffix(strings.Repeat("(?, ?), ", len(keys)), ", "), args
+	values := strings.TrimSuffix(strings.Repeat("(?, ?, ?), ", len(records)), ", ")
+	return `WITH chosen ("consumer", "message_id", "processed_at") AS (VALUES ` + values + `)`, args
 }
 
 // CheckQuery implements [SchemaAdapter].
@@ -120,7 +122,7 @@ const (
 	sqliteConsumer  = `"consumer" COLLATE BINARY`
 	sqliteMessageID = `"message_id" COLLATE BINARY`
 	sqliteKey       = sqliteConsumer + `, ` + sqliteMessageID
-	sqliteChosen    = `("consumer", "message_id") IN (SELECT * FROM chosen) AND (` + sqliteKey + `) IN (SELECT * FROM chosen)` // the first by the index
+	sqliteChosen    = `("consumer", "message_id") IN (SELECT "consumer", "message_id" FROM chosen) AND (` + sqliteKey + `, "processed_at") IN (SELECT * FROM chosen)` // the first by the index
 	sqliteWhereKey  = ` WHERE ` + sqliteConsumer + ` = ? AND ` + sqliteMessageID + ` = ?`
 )
 

@@ -54,14 +54,8 @@ func (DefaultSQLiteSchema) FindQuery(params FindParams) Query {
 
 // DeleteRecordsQuery implements [SchemaAdapter].
 func (DefaultSQLiteSchema) DeleteRecordsQuery(params DeleteRecordsParams) Query {
-	values := strings.TrimSuffix(strings.Repeat("(?, ?, ?), ", len(params.Found)), ", ")
-	var args []any
-	for _, f := range params.Found {
-		args = append(args, f.Key.Consumer, f.Key.MessageID, f.ProcessedAt.UnixMilli())
-	}
-	return Query{`WITH chosen ("consumer", "message_id", "processed_at") AS (VALUES ` + values + `) DELETE FROM ` + params.Table.Quoted() +
-		` WHERE ("consumer", "message_id") IN (SELECT "consumer", "message_id" FROM chosen) ` +
-		`AND (` + sqliteKey + `, "processed_at") IN (SELECT * FROM chosen)`, args}
+	chosen, args := sqliteFound(params.Found)
+	return Query{chosen + ` DELETE FROM ` + params.Table.Quoted() + ` WHERE ` + sqliteChosen, args}
 }
 
 // StatisticsQuery implements [SchemaAdapter]. SQLite does not tell the size of a table, unless it is built for it.

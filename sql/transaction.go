@@ -114,15 +114,17 @@ func (t *transaction) record(ctx context.Context) (*inbox.Record, error) {
 }
 
 // Store implements [inbox.Transaction].
-func (t *transaction) Store(ctx context.Context, produced []byte) error {
-	updated, err := t.exec(ctx, t.repository.schema.StoreQuery(StoreParams{KeyParams: t.keyParams(), Produced: produced}))
-	if err != nil {
-		return t.broken(ctx, err, t.repository.schema.IsTransactionOver)
+func (t *transaction) Store(ctx context.Context, produced []byte) (time.Time, error) {
+	query := t.repository.schema.StoreQuery(StoreParams{KeyParams: t.keyParams(), Produced: produced})
+	var processedAt int64
+	err := t.tx.QueryRowContext(ctx, query.Query, query.Args...).Scan(&processedAt)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return time.Time{}, fmt.Errorf("%w: the claim is gone from it", inbox.ErrTransactionBroken)
+	case err != nil:
+		return time.Time{}, t.broken(ctx, err, t.repository.schema.IsTransactionOver)
 	}
-	if updated != 1 {
-		return fmt.Errorf("%w: the claim is gone from it", inbox.ErrTransactionBroken)
-	}
-	return nil
+	return time.UnixMicro(processedAt), nil
 }
 
 // Commit implements [inbox.Transaction].

@@ -174,7 +174,7 @@ func storing(t testing.TB, db *database, breaks *bool, do func(context.Context, 
 		if err := do(handlerContext, handlerTx(handlerContext)); err != nil {
 			return nil, err
 		}
-		if err := transaction.Store(ctx, []byte("{}")); err != nil {
+		if _, err := transaction.Store(ctx, []byte("{}")); err != nil {
 			return nil, &inbox.Error{Step: "store", Err: err}
 		}
 		if err := transaction.Commit(ctx); err != nil {
@@ -838,7 +838,7 @@ func TestByteaOutputEscape(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := transaction.Store(ctx, []byte(produced)); err != nil {
+	if _, err := transaction.Store(ctx, []byte(produced)); err != nil {
 		t.Fatal(err)
 	}
 	if err := transaction.Commit(ctx); err != nil {

@@ -98,7 +98,7 @@ func TestRoundTrips(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := transaction.Store(ctx, []byte("{}")); err != nil {
+				if _, err := transaction.Store(ctx, []byte("{}")); err != nil {
 					t.Error(err)
 				}
 				if err := transaction.Commit(ctx); err != nil {
@@ -114,7 +114,7 @@ func TestRoundTrips(t *testing.T) {
 				{"a duplicate with its record read back", counted.during(process("1")), 3},
 				{"claim, store and commit, without an effect", store, 3},
 				{"marking as sent", counted.during(func() {
-					if err := repository.MarkSent(ctx, []inbox.Key{{Consumer: "c", MessageID: "produces"}}); err != nil {
+					if err := repository.MarkSent(ctx, []inbox.Found{{Key: inbox.Key{Consumer: "c", MessageID: "produces"}}}); err != nil {
 						t.Error(err)
 					}
 				}), 1},
@@ -149,7 +149,7 @@ func TestNothingIsLeftInTheSession(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := transaction.Store(ctx, []byte("{}")); err != nil {
+	if _, err := transaction.Store(ctx, []byte("{}")); err != nil {
 		t.Fatal(err)
 	}
 	if err := transaction.Commit(ctx); err != nil {
@@ -158,7 +158,7 @@ func TestNothingIsLeftInTheSession(t *testing.T) {
 	if _, err := inbox.ListUnsent(ctx, repository, -patience, inbox.Key{}, 10); err != nil {
 		t.Fatal(err)
 	}
-	if err := repository.MarkSent(ctx, []inbox.Key{{Consumer: "c", MessageID: "produces"}}); err != nil {
+	if err := repository.MarkSent(ctx, []inbox.Found{{Key: inbox.Key{Consumer: "c", MessageID: "produces"}}}); err != nil {
 		t.Fatal(err)
 	}
 	var prepared, locks int

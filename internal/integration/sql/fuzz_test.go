@@ -43,7 +43,7 @@ func FuzzKey(f *testing.F) {
 			if err != nil || record != nil {
 				t.Fatalf("%s: claim of %s: %v, %v", db.Driver, key, record, err)
 			}
-			if err := transaction.Store(context.Background(), []byte(consumer+id)); err != nil {
+			if _, err := transaction.Store(context.Background(), []byte(consumer+id)); err != nil {
 				t.Fatal(err)
 			}
 			if err := transaction.Commit(context.Background()); err != nil {
@@ -180,7 +180,7 @@ func use(t *testing.T, repository *inboxsql.Repository) {
 		}
 		if record != nil {
 			err = transaction.Rollback()
-		} else if err = transaction.Store(ctx, []byte("stored")); err == nil {
+		} else if _, err = transaction.Store(ctx, []byte("stored")); err == nil {
 			err = transaction.Commit(ctx)
 		}
 		if err != nil {
@@ -195,7 +195,11 @@ func use(t *testing.T, repository *inboxsql.Repository) {
 	if unsent, err := repository.CountRecords(ctx, inbox.Selection{Unsent: true}); err != nil || unsent != 1 {
 		t.Fatalf("%d unsent, %v", unsent, err)
 	}
-	if err := repository.MarkSent(ctx, []inbox.Key{key}); err != nil {
+	unsent, err := inbox.Find(ctx, repository, inbox.Selection{Unsent: true}, inbox.Key{}, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := repository.MarkSent(ctx, unsent); err != nil {
 		t.Fatal(err)
 	}
 	if deleted, _, err := repository.DeleteProcessed(ctx, key.Consumer, time.Time{}, time.Now().Add(time.Hour), 2); err != nil || deleted != 1 {

@@ -63,7 +63,11 @@ func TestSQLiteRecordsCompareBytesUnderAnyCollation(t *testing.T) {
 		}
 		after = page[0].Key
 	}
-	if err := repository.MarkSent(ctx, []inbox.Key{key}); err != nil {
+	found, err := inbox.Find(ctx, repository, inbox.Selection{Consumer: key.Consumer, MessageID: key.MessageID}, inbox.Key{}, 2)
+	if err != nil || len(found) != 1 {
+		t.Fatalf("found %v, %v", found, err)
+	}
+	if err := repository.MarkSent(ctx, found); err != nil {
 		t.Error(err)
 	}
 	if got := db.Count(t, `SELECT count(*) FROM watermill_inbox WHERE produced IS NULL`); got != 1 {
@@ -136,14 +140,14 @@ func TestSQLiteStatementsUseTheIndexes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	keys := []inbox.Key{{Consumer: "c", MessageID: "1"}, {Consumer: "c", MessageID: "2"}}
+	found := []inbox.Found{{Key: inbox.Key{Consumer: "c", MessageID: "1"}}, {Key: inbox.Key{Consumer: "c", MessageID: "2"}}}
 	for _, query := range []inboxsql.Query{
 		db.Adapter.ConsumersQuery(inboxsql.CheckParams{Table: table}),
 		db.Adapter.DeleteProcessedQuery(inboxsql.DeleteProcessedParams{Table: table, Consumer: "c", Before: time.Now().Add(-time.Hour), Limit: 1}),
 		db.Adapter.CountQuery(inboxsql.CountParams{Table: table, Selection: inbox.Selection{Consumer: "c", OlderThan: time.Hour, Unsent: true}}),
 		db.Adapter.FindQuery(inboxsql.FindParams{Table: table, Selection: inbox.Selection{Consumer: "c"}, Limit: 1}),
-		db.Adapter.DeleteRecordsQuery(inboxsql.DeleteRecordsParams{Table: table, Found: []inbox.Found{{Key: keys[0]}, {Key: keys[1]}}}),
-		db.Adapter.MarkSentQuery(inboxsql.MarkSentParams{Table: table, Keys: keys}),
+		db.Adapter.DeleteRecordsQuery(inboxsql.DeleteRecordsParams{Table: table, Found: found}),
+		db.Adapter.MarkSentQuery(inboxsql.MarkSentParams{Table: table, Records: found}),
 	} {
 		rows, err := db.Query(`EXPLAIN QUERY PLAN `+query.Query, query.Args...)
 		if err != nil {

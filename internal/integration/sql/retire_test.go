@@ -98,7 +98,11 @@ func TestUnsentMessagesBlockTheirPartition(t *testing.T) {
 			t.Errorf("with a longer retention the pass says %+v", done)
 		}
 		wantRefused(t, repository, testdb.ID(inboxsql.UUIDv7, daysAgo(5), 1), inbox.ErrTooOld)
-		if err := repository.MarkSent(context.Background(), []inbox.Key{{Consumer: "c", MessageID: old(1)}, {Consumer: "c", MessageID: old(2)}}); err != nil {
+		unsent, err := inbox.Find(context.Background(), repository, inbox.Selection{Unsent: true}, inbox.Key{}, 10)
+		if err != nil || len(unsent) != 2 {
+			t.Fatalf("unsent: %v, %v", unsent, err)
+		}
+		if err := repository.MarkSent(context.Background(), unsent); err != nil {
 			t.Fatal(err)
 		}
 		if done := pass(t, partitions); !slices.Equal(done.Retired, []string{"expired"}) {
@@ -121,7 +125,7 @@ func TestAHandlerStoresWhileItsPartitionIsRetired(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := handler.Store(ctx, []byte("stored")); err != nil {
+		if _, err := handler.Store(ctx, []byte("stored")); err != nil {
 			t.Fatal(err)
 		}
 		done := passing(ctx, partitions)
@@ -140,7 +144,7 @@ func TestAHandlerStoresWhileItsPartitionIsRetired(t *testing.T) {
 		if err := duplicate.Rollback(); err != nil {
 			t.Fatal(err)
 		}
-		if err := repository.MarkSent(ctx, []inbox.Key{key}); err != nil {
+		if err := repository.MarkSent(ctx, []inbox.Found{{Key: key, Record: *record}}); err != nil {
 			t.Fatal(err)
 		}
 		if done := pass(t, partitions); !slices.Equal(done.Retired, []string{"expired"}) {
@@ -175,7 +179,7 @@ func TestAHandlerIsOpenWhileItsPartitionIsRetired(t *testing.T) {
 		if err := handlers[0].Commit(ctx); err != nil {
 			t.Error(err)
 		}
-		if err := handlers[1].Store(ctx, []byte("stored")); !errors.Is(err, inbox.ErrTransactionBroken) {
+		if _, err := handlers[1].Store(ctx, []byte("stored")); !errors.Is(err, inbox.ErrTransactionBroken) {
 			t.Errorf("storing says %v", err)
 		}
 		if err := handlers[1].Rollback(); err != nil {

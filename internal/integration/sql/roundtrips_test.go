@@ -131,7 +131,7 @@ func TestRoundTrips(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := transaction.Store(context.Background(), []byte("{}")); err != nil {
+				if _, err := transaction.Store(context.Background(), []byte("{}")); err != nil {
 					t.Error(err)
 				}
 				if err := transaction.Commit(context.Background()); err != nil {

@@ -86,16 +86,12 @@ func (u *uuids) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *i
 	return u.repository.Claim(ctx, u.key(key))
 }
 
-func (u *uuids) MarkSent(ctx context.Context, keys []inbox.Key) error {
-	return u.repository.MarkSent(ctx, u.keys(keys))
+func (u *uuids) MarkSent(ctx context.Context, records []inbox.Found) error {
+	return u.repository.MarkSent(ctx, u.found(records))
 }
 
 func (u *uuids) DeleteRecords(ctx context.Context, found []inbox.Found) (int, error) {
-	inner := slices.Clone(found)
-	for i := range inner {
-		inner[i].Key = u.key(inner[i].Key)
-	}
-	return u.repository.DeleteRecords(ctx, inner)
+	return u.repository.DeleteRecords(ctx, u.found(found))
 }
 
 func (u *uuids) CountRecords(ctx context.Context, selection inbox.Selection) (int, error) {
@@ -116,10 +112,10 @@ func (u *uuids) selection(selection inbox.Selection) inbox.Selection {
 	return selection
 }
 
-func (u *uuids) keys(keys []inbox.Key) []inbox.Key {
-	inner := make([]inbox.Key, len(keys))
-	for i, key := range keys {
-		inner[i] = u.key(key)
+func (u *uuids) found(found []inbox.Found) []inbox.Found {
+	inner := slices.Clone(found)
+	for i := range inner {
+		inner[i].Key = u.key(inner[i].Key)
 	}
 	return inner
 }

@@ -7,6 +7,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -81,8 +82,11 @@ func (f forgetful) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction,
 
 type forgetfulTransaction struct{ inbox.Transaction }
 
-func (t forgetfulTransaction) Unwrap() inbox.Transaction           { return t.Transaction }
-func (t forgetfulTransaction) Store(context.Context, []byte) error { return nil }
+func (t forgetfulTransaction) Unwrap() inbox.Transaction { return t.Transaction }
+
+func (t forgetfulTransaction) Store(context.Context, []byte) (time.Time, error) {
+	return time.Now(), nil
+}
 
 // handWritten has the flows that go wrong. Its records are in the inbox's table.
 type handWritten struct {
