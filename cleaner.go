@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -18,6 +19,7 @@ import (
 type Cleaner struct {
 	records Records
 	options CleanerOptions
+	unknown sync.Map // consumers that have been looked for
 }
 
 // CleanerPass is what one pass did.
@@ -105,7 +107,7 @@ func (c *Cleaner) pass(ctx context.Context, pass *CleanerPass) error {
 		return fmt.Errorf("inbox: the clocks of the database and of this process differ by %s, nothing is deleted", difference)
 	}
 	for consumer := range c.options.Retention.Consumers {
-		if !slices.Contains(consumers, consumer) {
+		if _, said := c.unknown.LoadOrStore(consumer, true); !said && !slices.Contains(consumers, consumer) {
 			// Its real name may be about to lose its records.
 			c.options.Logger.Error("Retention of a consumer that has no records, is the name right?", nil, watermill.LogFields{"consumer": consumer})
 		}

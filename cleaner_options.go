@@ -42,9 +42,9 @@ type CleanerOptions struct {
 	// Default: nil.
 	Progress func(CleanerPass)
 
-	// Logger gets a line per pass at info level when it deleted or kept something unsent. At error level it gets
-	// passes of Run that failed, retentions of consumers that have no records, and unsent records that are
-	// deleted.
+	// Logger gets a line per pass of Run at info level when it deleted or kept something unsent. At error level it
+	// gets passes of Run that failed, once each retention of a consumer that has no records, and unsent records that
+	// are deleted.
 	// Default: watermill.NopLogger.
 	Logger watermill.LoggerAdapter
 }

@@ -97,8 +97,8 @@ const forgetBatch = 300
 // Forget deletes the selected records, so that their messages run again when they are delivered again; what
 // their handlers wrote stays. Unsent messages stored with them are lost.
 //
-// The selection must name a consumer. Call it with confirmed 0 first: it counts and returns a
-// [*NotConfirmedError] with the number. Call it again with that number to delete; if the number has changed
+// The selection must name a consumer. Call it with confirmed 0 first: it counts and, unless there is nothing to
+// forget, returns a [*NotConfirmedError] with the number. Call it again with that number to delete; if the number has changed
 // meanwhile, it returns the error again. It deletes in short transactions, returns how many records it has
 // deleted, also with an error, and deletes no more than was confirmed.
 func Forget(ctx context.Context, records Records, selection Selection, confirmed int) (deleted int, err error) {
@@ -109,7 +109,7 @@ func Forget(ctx context.Context, records Records, selection Selection, confirmed
 	if err != nil {
 		return 0, err
 	}
-	if selected != confirmed || confirmed == 0 {
+	if selected != confirmed {
 		return 0, &NotConfirmedError{Selected: selected, Confirmed: confirmed}
 	}
 	for after := (Key{}); deleted < confirmed; {

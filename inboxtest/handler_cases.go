@@ -104,7 +104,7 @@ var handlerFaults = []handlerFault{
 			return r.refused(d, "the second attempt failed. Each attempt of Retry gets the same message: the handler must not change it")
 		}
 		return r.wantClean(advice{
-			"the handler changes the message that it is given, its payload or its metadata: Retry calls it again with the same one. Or " + remembers.cause,
+			"the handler changes the message that it is given, its payload or its metadata: Retry calls it again with the same one. Or it writes around its transaction: then the other faults say so too. Or " + remembers.cause,
 			"work on msg.Copy(), and on a copy of its payload; " + remembers.fix,
 		})
 	}},

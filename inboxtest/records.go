@@ -80,7 +80,7 @@ var recordsCases = []kitCase{
 		if deleted, err := inbox.Forget(k.context(), k.records(), selection, 2); deleted != 2 || err != nil {
 			k.Fatalf("%d forgotten, %v", deleted, err)
 		}
-		if deleted, err := inbox.Forget(k.context(), k.records(), selection, 0); deleted != 0 || err == nil {
+		if deleted, err := inbox.Forget(k.context(), k.records(), selection, 0); deleted != 0 || err != nil {
 			k.Fatalf("nothing is left, and %d are forgotten, %v", deleted, err)
 		}
 		for _, key := range []inbox.Key{records.old, records.young} {

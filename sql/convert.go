@@ -13,13 +13,13 @@ import (
 )
 
 // Convert makes a partitioned table of a plain one, while services claim in it: the table becomes the first
-// partition, from the beginning to a bound in the future, and is retired as a whole when that is older than the
-// retention. No record is copied. A table that is partitioned already is left as it is, but for missing
+// partition under its name with _old at the end, from the beginning to a bound in the future, and is retired as a
+// whole when that is older than the retention. Until then no id is too old for it. No record is copied. A table that is partitioned already is left as it is, but for missing
 // partitions.
 //
 // It first adds a CHECK that all ids are of the kind and below the bound, and validates it, beside claims. Twice, to
-// add that and to change places, it needs the table for itself: while it waits for open handlers, new claims wait
-// too, for a tenth of a second at first and never for more than five seconds in a row. If handlers are open all
+// add that and to change places, it needs the table for itself: while it waits for open transactions, of handlers and
+// of readers, new claims wait too, for a tenth of a second at first and never for more than five seconds in a row. If handlers are open all
 // the time and take longer, it goes on trying until the context ends. Meanwhile claims with other ids fail, and their
 // messages stay with the broker.
 //

@@ -44,7 +44,7 @@ type PartitionsOptions struct {
 	// Default: 1 hour.
 	Interval time.Duration
 
-	// Logger gets a line per pass at info level when it made, retired or kept something, and failed passes of Run at
+	// Logger gets a line per pass of Run at info level when it made, retired or kept something, and failed passes of Run at
 	// error level.
 	// Default: watermill.NopLogger.
 	Logger watermill.LoggerAdapter

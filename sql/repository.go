@@ -19,7 +19,8 @@ type Options struct {
 	// Required.
 	SchemaAdapter SchemaAdapter
 
-	// Table is the table's name, with or without its schema: letters, digits, underscores and one dot.
+	// Table is the table's name, with or without its schema: letters, digits, underscores and one dot, at most 37
+	// bytes without the schema, because PostgreSQL cuts the longer name of its index.
 	// Default: "watermill_inbox".
 	Table string
 
