@@ -207,7 +207,8 @@ func TestFusedRefusesATransactionBegunByTheDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = conn.Raw(func(raw any) error {
-		_, err := raw.(driver.Conn).Begin() //nolint:staticcheck // it is there
+		//lint:ignore SA1019 it is deprecated, and there
+		_, err := raw.(driver.Conn).Begin()
 		return err
 	})
 	if err := errors.Join(err, conn.Close()); err != nil {
