@@ -319,6 +319,45 @@ func TestCleanerTrustsNoClockThatJumpsDuringAPass(t *testing.T) {
 	}
 }
 
+// many is a table with more expired records than a batch takes; each batch is a minute younger.
+type many struct {
+	*inboxtest.MemoryRepository
+	batches int
+	from    []time.Time
+}
+
+var oldest = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func (m *many) Consumers(context.Context) ([]string, time.Time, error) {
+	return []string{"consumer"}, time.Now(), nil
+}
+
+func (m *many) DeleteProcessed(_ context.Context, _ string, from, _ time.Time, limit int) (int, time.Time, error) {
+	m.from = append(m.from, from)
+	if len(m.from) > m.batches {
+		return 0, time.Time{}, nil
+	}
+	return limit, oldest.Add(time.Duration(len(m.from)) * time.Minute), nil
+}
+
+// A batch does not look again at what those before it have deleted: beside an old snapshot the database would step
+// over all of it each time.
+func TestCleanerGoesOnFromTheLastRecord(t *testing.T) {
+	t.Parallel()
+	records := &many{MemoryRepository: inboxtest.NewMemoryRepository(), batches: 2}
+	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Retention: oneHour, BatchPause: time.Nanosecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cleaner.Pass(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	want := []time.Time{{}, oldest.Add(time.Minute), oldest.Add(2 * time.Minute)}
+	if !slices.EqualFunc(records.from, want, time.Time.Equal) {
+		t.Errorf("batches go on from %s, want %s", records.from, want)
+	}
+}
+
 // oneFails is a table with a consumer whose records cannot be deleted.
 type oneFails struct {
 	*inboxtest.MemoryRepository

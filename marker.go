@@ -20,7 +20,8 @@ const (
 // Close marks the stored messages that are known to be sent and waits for those whose message is not yet
 // acknowledged, until ctx ends; it then returns the context's error. Call it after the router has stopped
 // and before the database is closed. What is not marked is sent once more with the next copy, and kept by
-// the [Cleaner]. It may be called more than once; the middleware still works afterwards, without marking.
+// the [Cleaner]. A message that nobody answers, as when a handler is called without a router, is waited for as well. It
+// may be called more than once; the middleware still works afterwards, without marking.
 func (m *Middleware) Close(ctx context.Context) error {
 	return m.marker.close(ctx)
 }
