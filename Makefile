@@ -31,6 +31,13 @@ fuzz = (failed=; folder=$$(mktemp -d) && trap "rm -rf $$folder" EXIT && \
 	-test.fuzztime $(1) -test.fuzzcachedir $(3)/$$package -test.parallel 2) || failed="$$failed $$package/$$target"; \
 	done; done; test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; })
 
+# heavy lists tracked files over 500 kB and those of an executable format (ELF, Mach-O, PE): build results that were added
+# by mistake, which stay in everybody's clone for ever.
+heavy = for file in $$(git ls-files); do \
+	case "$$(head -c 4 "$$file" | od -An -tx1 | tr -d " \n")" in 7f454c46|cffaedfe|cefaedfe|cafebabe|4d5a*) echo "$$file: executable"; esac; \
+	test "$$(wc -c < "$$file")" -le 500000 || echo "$$file: more than 500 kB"; \
+	done
+
 .DEFAULT_GOAL := help
 .PHONY: help test test_short test_race fuzz torture bench lint up down demo demo-amqp demo-outbox
 
@@ -58,8 +65,9 @@ torture: ## break everything around consumers for 10 minutes (-time), and wrong 
 bench: ## compare with a plain transaction and a hand-written inbox, side by side; prints ratios, draws a chart
 	$(WITH_SERVERS) go run -C internal/bench . $(BENCH_FLAGS)
 
-lint: ## gofmt, vet, staticcheck and tidy check in every module
+lint: ## gofmt, no build results in git, and vet, staticcheck and tidy check in every module
 	@echo "== gofmt -l ."; unformatted=$$(gofmt -l .); echo "$$unformatted"; test -z "$$unformatted"
+	@echo "== tracked files that are too heavy"; heavy=$$($(heavy)); echo "$$heavy"; test -z "$$heavy"
 	@$(call each,go vet ./...)
 	@$(call each,$(STATICCHECK) ./...)
 	@$(call each,go mod tidy -diff)
