@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+
+	"github.com/devmappa/watermill-inbox/internal/interval"
 )
 
 // Cleaner deletes records that are older than their retention. Nothing is ever deleted unless a Cleaner is
@@ -72,7 +72,7 @@ func (c *Cleaner) Run(ctx context.Context) error {
 		if err != nil {
 			wait = min(wait, failedPassPause)
 		}
-		if err := pause(ctx, wait); err != nil {
+		if err := interval.Wait(ctx, wait); err != nil {
 			return err
 		}
 	}
@@ -178,7 +178,7 @@ func (c *Cleaner) deleteProcessed(ctx context.Context, consumer string, before t
 			from = last
 			c.options.Progress(*pass)
 		}
-		if err := pause(ctx, c.options.BatchPause); err != nil {
+		if err := interval.Wait(ctx, c.options.BatchPause); err != nil {
 			return err
 		}
 	}
@@ -206,24 +206,8 @@ func (c *Cleaner) deleteUnsent(ctx context.Context, consumer string, before time
 		}
 		after = found[len(found)-1].Key
 		c.options.Progress(*pass)
-		if err := pause(ctx, c.options.BatchPause); err != nil {
+		if err := interval.Wait(ctx, c.options.BatchPause); err != nil {
 			return err
 		}
-	}
-}
-
-// pause waits for the duration, give or take a tenth, or for the context's end.
-func pause(ctx context.Context, d time.Duration) error {
-	if tenth := int64(d / 10); tenth > 0 {
-		d -= time.Duration(tenth) // first, since the longest duration is allowed
-		d += time.Duration(min(rand.Int64N(2*tenth), math.MaxInt64-int64(d)))
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }

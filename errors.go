@@ -156,3 +156,18 @@ var (
 	// SQLite's result codes: busy, locked, I/O error, disk full.
 	transientCodes = []int{5, 6, 10, 13}
 )
+
+// CheckError says why a repository's table or server cannot be used as an inbox. Nothing is claimed and nothing is
+// acknowledged until the faults are gone.
+type CheckError struct {
+	// Table is its name, quoted, with its schema if it was found.
+	Table string
+
+	// Problems are the faults, a sentence each.
+	Problems []string
+}
+
+// Error lists the problems.
+func (e *CheckError) Error() string {
+	return fmt.Sprintf("inbox: table %s cannot be used as an inbox: %s", e.Table, strings.Join(e.Problems, "; "))
+}

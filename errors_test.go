@@ -13,11 +13,14 @@ import (
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
-	"github.com/lib/pq"
-	"github.com/lib/pq/pqerror"
 
 	inbox "github.com/devmappa/watermill-inbox"
 )
+
+type sqlState string
+
+func (s sqlState) Error() string    { return "postgresql" }
+func (s sqlState) SQLState() string { return string(s) }
 
 type sqliteCode int
 
@@ -28,7 +31,7 @@ func TestShouldRetryAndShouldPoison(t *testing.T) {
 	t.Parallel()
 	handlers := errors.New("no funds")
 	step := func(step string, err error) error { return &inbox.Error{Step: step, Err: err} }
-	state := func(code string) error { return &pq.Error{Code: pqerror.Code(code)} }
+	state := func(code string) error { return sqlState(code) }
 	_, badURL := url.Parse(strings.Repeat("\x7f", 2))
 	_, noFile := os.Open("/no/such/file")
 	for name, c := range map[string]struct {
@@ -44,7 +47,7 @@ func TestShouldRetryAndShouldPoison(t *testing.T) {
 		"invalid key":                          {step("key", inbox.ErrInvalidKey), false, true},
 		"too old":                              {step("claim", inbox.ErrTooOld), false, true},
 		"no publish topic":                     {step("store", inbox.ErrNoPublishTopic), false, true},
-		"broken transaction":                   {step("commit", fmt.Errorf("%w: %w", inbox.ErrTransactionBroken, pq.ErrInFailedTransaction)), true, true},
+		"broken transaction":                   {step("commit", fmt.Errorf("%w: %w", inbox.ErrTransactionBroken, errors.New("in a failed transaction"))), true, true},
 		"in flight":                            {step("claim", inbox.ErrInFlight), true, false},
 		"no record":                            {step("claim", inbox.ErrNoRecord), true, false},
 		"claim, database down":                 {step("claim", &net.OpError{Op: "dial", Err: errors.New("refused")}), true, false},

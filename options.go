@@ -27,7 +27,7 @@ type Options struct {
 	// Outbox publishes what the handler returns, inside of the handler's transaction, to the handler's
 	// publish topic; the router is then given nothing to publish, and nothing is stored with the record.
 	// It must write through the transaction that it finds in each message's context, as
-	// inboxsql.Publisher does.
+	// outbox.Publisher does.
 	// Default: nil. The messages are stored with the record, and the router publishes them after the commit.
 	Outbox message.Publisher
 

@@ -50,10 +50,10 @@ func (o *TooOldOptions) setDefaults(messageID func(*message.Message) string) {
 	if o.Time == nil {
 		o.Time = func(msg *message.Message) (time.Time, bool) {
 			id := messageID(msg)
-			if at, ok := UUIDv7Time(id); ok {
+			if at, ok := UUIDv7.Time(id); ok {
 				return at, true
 			}
-			return ULIDTime(id)
+			return ULID.Time(id)
 		}
 	}
 }

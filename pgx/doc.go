@@ -2,7 +2,8 @@
 //
 //	repository, err := inboxpgx.NewRepository(pool, inboxpgx.Options{})
 //
-// The table and its schema files are inboxsql's, so that services with either package can share a database.
+// The table is inboxsql's, so that services with either package can share a database; its schema files are in
+// inboxsql.Schema.
 // For a table that is partitioned by time-ordered ids set Options.IDs. It is a module of its own, because pgx
 // needs a newer Go than lib/pq.
 //

@@ -1,20 +1,20 @@
 package inboxpgx
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"slices"
-	"strings"
-	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	inbox "github.com/devmappa/watermill-inbox"
-	inboxsql "github.com/devmappa/watermill-inbox/sql"
+	"github.com/devmappa/watermill-inbox/internal/dialect"
+	"github.com/devmappa/watermill-inbox/internal/engine"
 )
+
+// engineVersion is the engine that this module was made for. It is written here, not taken from there: the engine
+// may come from another release.
+const engineVersion = 1
 
 // Options of the repository.
 type Options struct {
@@ -24,10 +24,10 @@ type Options struct {
 	Table string
 
 	// IDs says that the table is partitioned by message ids of this kind, see inboxsql.PartitionedPostgreSQLSchema:
-	// other ids are refused, and messages older than its partitions. Inboxsql.Partitions, which makes and retires
-	// them, runs on stdlib.OpenDBFromPool(pool) of github.com/jackc/pgx/v5/stdlib.
+	// other ids are refused, and messages older than its partitions. Package partitions, which makes and retires
+	// them, works on stdlib.OpenDBFromPool(pool) of github.com/jackc/pgx/v5/stdlib.
 	// Default: a plain table.
-	IDs inboxsql.IDKind
+	IDs inbox.IDKind
 
 	// TxOptions are used to open each transaction. AccessMode pgx.ReadOnly is refused. Under
 	// pgx.RepeatableRead and pgx.Serializable a copy that waited for the first gets an error and is a
@@ -36,132 +36,70 @@ type Options struct {
 	TxOptions pgx.TxOptions
 }
 
-// Repository is an [inbox.Repository] on a pgxpool. All its methods may be called by many goroutines.
+// Repository is an [inbox.Repository] with [inbox.Records], on a pgxpool. All its methods may be called by many goroutines.
 type Repository struct {
-	pool      *pgxpool.Pool
-	schema    inboxsql.SchemaAdapter         // has the SQL text
-	named     inboxsql.Table                 // as in the options
-	found     atomic.Pointer[inboxsql.Table] // with the schema in which Check found it
-	txOptions pgx.TxOptions
-	checked   atomic.Bool
+	contract
+	engine *engine.Engine
 }
 
-var (
-	_ inbox.Repository = (*Repository)(nil)
-	_ inbox.Records    = (*Repository)(nil)
-)
+// contract has the methods of [inbox.Repository] and [inbox.Records].
+type contract = engine.Contract
 
 // NewRepository returns a repository on the pool. It opens no connection, so that a service may start
 // before its database. The pool stays the caller's, who closes it.
-func NewRepository(pool *pgxpool.Pool, options Options) (*Repository, error) {
-	if pool == nil {
+func NewRepository(connections *pgxpool.Pool, options Options) (*Repository, error) {
+	if connections == nil {
 		return nil, errors.New("inboxpgx: pool is nil")
 	}
 	if options.TxOptions.AccessMode == pgx.ReadOnly {
 		return nil, errors.New("inboxpgx: TxOptions.AccessMode is read only, but a claim is a write")
 	}
-	table, err := inboxsql.ParseTable(options.Table)
+	var d dialect.Dialect = dialect.PostgreSQL{}
+	if options.IDs != 0 {
+		d = dialect.Partitioned{IDs: options.IDs}
+	}
+	e, err := engine.New(engine.Config{
+		Version: engineVersion, Package: "inboxpgx", Pool: pool{connections, options.TxOptions}, Dialect: d, Table: options.Table,
+	})
 	if err != nil {
 		return nil, err
 	}
-	r := &Repository{pool: pool, schema: inboxsql.DefaultPostgreSQLSchema{}, named: table, txOptions: options.TxOptions}
-	if options.IDs != 0 {
-		r.schema = inboxsql.PartitionedPostgreSQLSchema{IDs: options.IDs}
-	}
-	return r, nil
+	return &Repository{e, e}, nil
 }
 
-// table is the table with its schema, once Check has found it.
-func (r *Repository) table() inboxsql.Table {
-	if found := r.found.Load(); found != nil {
-		return *found
-	}
-	return r.named
+// Check verifies that the inbox can be trusted, as inboxsql.Repository.Check does. It returns an
+// [*inbox.CheckError] that names all faults, or the error of the query.
+//
+// It runs by itself before the first claim until it has succeeded once. It is a query on the catalog, cheap
+// enough for a readiness probe. A table named without a schema is looked up in the search path once; what
+// was found then is used for ever.
+func (r *Repository) Check(ctx context.Context) error { return r.engine.Check(ctx) }
+
+// InitializeSchema creates what is missing of the table and its index, and then checks it, see
+// [Repository.Check]. Many instances may call it at once. When nothing is missing it only reads, so that
+// a role without the right to create may call it. It makes no table when there is one in the search path.
+func (r *Repository) InitializeSchema(ctx context.Context) error {
+	return r.engine.InitializeSchema(ctx)
 }
 
-// claimTries bounds how many connections a claim may lose before it fails. After a restart of the server
-// the pool may hold several that it does not know to be dead.
-const claimTries = 3
-
-// Claim implements [inbox.Repository].
-func (r *Repository) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
-	if checker, ok := r.schema.(inboxsql.KeyChecker); ok {
-		if err := checker.CheckKey(key); err != nil {
-			return nil, nil, err
-		}
-	}
-	if !r.checked.Load() {
-		if err := r.Check(ctx); err != nil {
-			return nil, nil, err
-		}
-	}
-	for try := 1; ; try++ {
-		conn, err := r.pool.Acquire(ctx)
-		if err != nil {
-			return nil, nil, fmt.Errorf("cannot begin: %w", err)
-		}
-		if conn.Conn().PgConn().TxStatus() != 'I' {
-			conn.Release() // which closes it
-			return nil, nil, errors.New("cannot begin: a hook of the pool has begun a transaction")
-		}
-		t := newTransaction(ctx, r, conn, key)
-		record, err := t.claim(ctx)
-		if err == nil {
-			t.watch()
-			return t, record, nil
-		}
-		// With its connection the transaction is gone, and nothing of it was committed: it is safe to begin
-		// again, also when the statement may have reached the server.
-		lost := conn.Conn().IsClosed()
-		_ = t.Rollback() // the claim's error says more
-		if !lost || ctx.Err() != nil || try == claimTries {
-			return nil, nil, r.explain(ctx, t.keyParams(), err)
-		}
-	}
-}
-
-// explain lets the adapter say more about a claim's error. The claim's connection has been given back.
-func (r *Repository) explain(ctx context.Context, params inboxsql.KeyParams, err error) error {
-	explainer, ok := r.schema.(inboxsql.ClaimExplainer)
+// TxFromContext returns the transaction in which the message is claimed. All that the handler writes
+// through it is committed together with the claim, or not at all. The handler must neither commit nor
+// roll it back, and closes its rows and batch results before it returns. It returns false outside of a
+// handler and once the transaction has ended.
+func TxFromContext(ctx context.Context) (pgx.Tx, bool) {
+	t, ok := inbox.TransactionFromContext[*engine.Transaction](ctx)
 	if !ok {
-		return err
+		return nil, false
 	}
-	return explainer.ExplainClaim(params, err, func(query inboxsql.Query) (texts []string, err error) {
-		var text string
-		err = r.read(ctx, query, []any{&text}, func() { texts = append(texts, text) })
-		return texts, err
-	})
-}
-
-// MarkSent implements [inbox.Repository].
-func (r *Repository) MarkSent(ctx context.Context, records []inbox.Found) error {
-	if len(records) == 0 {
-		return nil
+	tx, ok := t.Tx().(*transaction)
+	if !ok {
+		return nil, false
 	}
-	query := r.schema.MarkSentQuery(inboxsql.MarkSentParams{Table: r.table(), Records: sorted(records)})
-	if _, err := r.pool.Exec(ctx, query.Query); err != nil {
-		return fmt.Errorf("inboxpgx: cannot mark stored messages as sent: %w", err)
-	}
-	return nil
+	return tx.handlerTx, true
 }
 
-func sorted(records []inbox.Found) []inbox.Found {
-	return slices.SortedFunc(slices.Values(records), func(a, b inbox.Found) int {
-		return cmp.Or(strings.Compare(a.Key.Consumer, b.Key.Consumer), strings.Compare(a.Key.MessageID, b.Key.MessageID))
-	})
-}
-
-// read runs a query on the pool and calls the function for each row, which it has scanned.
-func (r *Repository) read(ctx context.Context, query inboxsql.Query, scans []any, each func()) error {
-	return r.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
-		return read(ctx, conn.Conn(), query, scans, each)
-	})
-}
-
-// read takes one round trip and leaves nothing on the server or in the caches, whatever mode the pool has.
-// Results are binary: as text, bytes depend on the server's bytea_output.
-func read(ctx context.Context, conn *pgx.Conn, query inboxsql.Query, scans []any, each func()) error {
-	result := conn.PgConn().ExecParams(ctx, query.Query, nil, nil, nil, []int16{pgx.BinaryFormatCode})
-	_, err := pgx.ForEachRow(pgx.RowsFromResultReader(conn.TypeMap(), result), scans, func() error { each(); return nil })
-	return err
+// ContextWithTx returns a context in which [TxFromContext] finds the transaction, to unit-test a handler
+// without a router: begin a transaction, call the handler, look at what it wrote, roll back.
+func ContextWithTx(ctx context.Context, tx pgx.Tx) context.Context {
+	return inbox.ContextWithTransaction(ctx, engine.NewTransaction(&transaction{handlerTx: tx}))
 }

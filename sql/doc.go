@@ -5,13 +5,13 @@
 //	})
 //
 // PostgreSQL is served through lib/pq and through pgx's database/sql driver, SQLite through any driver.
-// A [SchemaAdapter] has the SQL text of one database; [Repository] has the order of the statements.
+// It links no driver.
 //
 // # Round trips
 //
 // Through lib/pq a first message costs one round trip more than the transaction that the handler needs
 // anyway, the claim; a duplicate takes four, its record read back included. On a pool made with
-// [NewConnector] the claim travels with BEGIN: no round trip more, and three for a duplicate. Through other PostgreSQL drivers
+// inboxpq.NewConnector (package sql/pq) the claim travels with BEGIN: no round trip more, and three for a duplicate. Through other PostgreSQL drivers
 // there is one more before the commit, which proves that the transaction is still open: pgx's bridge does
 // not notice when the handler has ended it by SQL text. It also needs the handler to close its rows:
 // with unread ones the commit is refused.
@@ -33,6 +33,6 @@
 //
 // Where all message ids are UUIDv7s, or all are ULIDs, a table of PostgreSQL can be partitioned by them, see
 // [PartitionedPostgreSQLSchema]: the key is the same and stays unique, and old records go with their partition
-// instead of by DELETE. [Partitions] makes and retires the partitions; [Partitions.Convert] turns a plain table
-// into such a one.
+// instead of by DELETE. Package partitions makes and retires the partitions, and turns a plain table into such a
+// one.
 package inboxsql

@@ -1,21 +1,20 @@
 package inboxsql
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
-	"sync/atomic"
 
 	inbox "github.com/devmappa/watermill-inbox"
+	"github.com/devmappa/watermill-inbox/internal/dialect"
+	"github.com/devmappa/watermill-inbox/internal/engine"
+	"github.com/devmappa/watermill-inbox/internal/sqlpool"
 )
 
 // Options of the repository.
 type Options struct {
-	// SchemaAdapter is DefaultPostgreSQLSchema, PartitionedPostgreSQLSchema, DefaultSQLiteSchema or one's own.
+	// SchemaAdapter is DefaultPostgreSQLSchema, PartitionedPostgreSQLSchema or DefaultSQLiteSchema.
 	// Required.
 	SchemaAdapter SchemaAdapter
 
@@ -30,26 +29,14 @@ type Options struct {
 	TxOptions *sql.TxOptions
 }
 
-// Repository is an [inbox.Repository] on database/sql. All its methods may be called by many goroutines.
+// Repository is an [inbox.Repository] with [inbox.Records], on database/sql. All its methods may be called by many goroutines.
 type Repository struct {
-	db        *sql.DB
-	schema    SchemaAdapter
-	named     Table                 // as in the options
-	found     atomic.Pointer[Table] // with the schema in which Check found it
-	txOptions *sql.TxOptions
-	fused     beginClaimer // nil: begin and claim are two round trips
-	checked   atomic.Bool
+	contract
+	engine *engine.Engine
 }
 
-// beginClaimer is a SchemaAdapter whose claim can begin its transaction.
-type beginClaimer interface {
-	BeginClaimQuery(params KeyParams) Query
-}
-
-var (
-	_ inbox.Repository = (*Repository)(nil)
-	_ inbox.Records    = (*Repository)(nil)
-)
+// contract has the methods of [inbox.Repository] and [inbox.Records].
+type contract = engine.Contract
 
 // NewRepository returns a repository on the pool. It opens no connection, so that a service may start
 // before its database. The pool stays the caller's, who closes it.
@@ -57,79 +44,75 @@ func NewRepository(db *sql.DB, options Options) (*Repository, error) {
 	if db == nil {
 		return nil, errors.New("inboxsql: db is nil")
 	}
-	if options.SchemaAdapter == nil {
-		return nil, errors.New("inboxsql: SchemaAdapter is nil")
-	}
 	if options.TxOptions != nil && options.TxOptions.ReadOnly {
 		return nil, errors.New("inboxsql: TxOptions.ReadOnly is set, but a claim is a write")
 	}
-	table, err := ParseTable(options.Table)
+	d, err := dialectOf(options.SchemaAdapter)
 	if err != nil {
 		return nil, err
 	}
-	r := &Repository{db: db, schema: options.SchemaAdapter, named: table, txOptions: options.TxOptions}
-	if _, ok := db.Driver().(fusedDriver); ok {
-		r.fused, _ = options.SchemaAdapter.(beginClaimer)
-	}
-	return r, nil
-}
-
-// table is the table with its schema, once Check has found it.
-func (r *Repository) table() Table {
-	if found := r.found.Load(); found != nil {
-		return *found
-	}
-	return r.named
-}
-
-// Claim implements [inbox.Repository].
-func (r *Repository) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
-	if checker, ok := r.schema.(KeyChecker); ok {
-		if err := checker.CheckKey(key); err != nil {
-			return nil, nil, err
-		}
-	}
-	if !r.checked.Load() {
-		if err := r.Check(ctx); err != nil {
-			return nil, nil, err
-		}
-	}
-	t := &transaction{repository: r, key: key}
-	inserted, err := t.beginAndClaim(ctx)
-	if err != nil {
-		return nil, nil, r.explain(ctx, t.keyParams(), err)
-	}
-	record, err := t.decide(ctx, inserted)
-	if err != nil {
-		_ = t.Rollback() // the error says more
-		return nil, nil, r.explain(ctx, t.keyParams(), err)
-	}
-	return t, record, nil
-}
-
-// explain lets the adapter say more about a claim's error. The claim's connection has been given back.
-func (r *Repository) explain(ctx context.Context, params KeyParams, err error) error {
-	explainer, ok := r.schema.(ClaimExplainer)
-	if !ok {
-		return err
-	}
-	return explainer.ExplainClaim(params, err, func(query Query) ([]string, error) { return r.texts(ctx, query) })
-}
-
-// MarkSent implements [inbox.Repository].
-func (r *Repository) MarkSent(ctx context.Context, records []inbox.Found) error {
-	if len(records) == 0 {
-		return nil
-	}
-	query := r.schema.MarkSentQuery(MarkSentParams{Table: r.table(), Records: sorted(records)})
-	if _, err := r.db.ExecContext(ctx, query.Query, query.Args...); err != nil {
-		return fmt.Errorf("inboxsql: cannot mark stored messages as sent: %w", err)
-	}
-	return nil
-}
-
-func sorted(records []inbox.Found) []inbox.Found {
-	return slices.SortedFunc(slices.Values(records), func(a, b inbox.Found) int {
-		return cmp.Or(strings.Compare(a.Key.Consumer, b.Key.Consumer), strings.Compare(a.Key.MessageID, b.Key.MessageID))
+	e, err := engine.New(engine.Config{
+		Version: engine.Version, Package: "inboxsql", Pool: sqlpool.New(db, options.TxOptions), Dialect: d, Table: options.Table,
 	})
+	if err != nil {
+		return nil, err
+	}
+	return &Repository{e, e}, nil
+}
+
+// Check verifies that the inbox can be trusted: the server is writable; both ends speak UTF-8; the table
+// is there with all its columns, and survives a crash; the names are compared byte by byte; there is a
+// unique key on exactly the key's columns, and nothing more. It returns a [*inbox.CheckError] that names all
+// faults, or the error of the query.
+//
+// It runs by itself before the first claim until it has succeeded once. It is a query on the catalog, cheap
+// enough for a readiness probe. A table named without a schema is looked up in the search path once; what
+// was found then is used for ever.
+func (r *Repository) Check(ctx context.Context) error { return r.engine.Check(ctx) }
+
+// InitializeSchema creates what is missing of the table and its index, and then checks it, see
+// [Repository.Check]. Many instances may call it at once. When nothing is missing it only reads, so that
+// a role without the right to create may call it. It makes no table when there is one in the search path.
+func (r *Repository) InitializeSchema(ctx context.Context) error {
+	return r.engine.InitializeSchema(ctx)
+}
+
+// TxFromContext returns the transaction in which the message is claimed. All that the handler writes
+// through it is committed together with the claim, or not at all. The handler must neither commit nor
+// roll it back. It returns false outside of a handler and once the transaction has ended.
+//
+// Watermill-sql has a function of the same name that returns its subscriber's transaction; writing
+// through that one leaves the guarantee.
+func TxFromContext(ctx context.Context) (*sql.Tx, bool) {
+	t, ok := inbox.TransactionFromContext[*engine.Transaction](ctx)
+	if !ok {
+		return nil, false
+	}
+	tx, ok := t.Tx().(*sqlpool.Tx)
+	if !ok {
+		return nil, false
+	}
+	return tx.Tx, true
+}
+
+// ContextWithTx returns a context in which [TxFromContext] finds the transaction, to unit-test a handler
+// without a router: begin a transaction, call the handler, look at what it wrote, roll back.
+func ContextWithTx(ctx context.Context, tx *sql.Tx) context.Context {
+	return inbox.ContextWithTransaction(ctx, engine.NewTransaction(&sqlpool.Tx{Tx: tx}))
+}
+
+// dialectOf takes exactly the types of this package. One that embeds them would be obeyed in some places and not
+// in others, and a claim of another shape is another guarantee.
+func dialectOf(adapter SchemaAdapter) (dialect.Dialect, error) {
+	switch schema := adapter.(type) {
+	case DefaultPostgreSQLSchema:
+		return dialect.PostgreSQL{}, nil
+	case PartitionedPostgreSQLSchema:
+		return dialect.Partitioned{IDs: schema.IDs}, nil
+	case DefaultSQLiteSchema:
+		return dialect.SQLite{}, nil
+	case nil:
+		return nil, errors.New("inboxsql: SchemaAdapter is nil")
+	}
+	return nil, fmt.Errorf("inboxsql: SchemaAdapter is a %T; only the types of this package are taken, as they are: for another database implement inbox.Repository", adapter)
 }

@@ -38,7 +38,7 @@ const failingOrder = 3
 // shop is the application's event handlers. They write through the transaction of the inbox, which is in the
 // context that cqrs gives them.
 type shop struct {
-	events *cqrs.EventBus // on inboxsql.Publisher
+	events *cqrs.EventBus // on outbox.Publisher
 	failed sync.Map
 }
 

@@ -13,6 +13,7 @@ import (
 	_ "github.com/lib/pq"
 
 	inbox "github.com/devmappa/watermill-inbox"
+	"github.com/devmappa/watermill-inbox/outbox"
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
 )
 
@@ -84,7 +85,7 @@ func newRouter(ctx context.Context, db *sql.DB, counts *counts) (*message.Router
 	)
 
 	// Inside of a handler: an event bus that publishes through the handler's transaction.
-	transactional, err := inboxsql.NewPublisher(inboxsql.PublisherOptions{SchemaAdapter: schemaAdapter})
+	transactional, err := outbox.NewPublisher(outbox.Options{SchemaAdapter: schemaAdapter})
 	if err != nil {
 		return nil, err
 	}

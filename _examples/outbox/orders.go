@@ -17,6 +17,7 @@ import (
 
 	inbox "github.com/devmappa/watermill-inbox"
 	inboxamqp "github.com/devmappa/watermill-inbox/amqp"
+	"github.com/devmappa/watermill-inbox/outbox"
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
 )
 
@@ -59,7 +60,7 @@ func runOrders(ctx context.Context, s settings, logger watermill.LoggerAdapter) 
 
 	// The forwarder's publisher puts each message with its topic into an envelope, the inbox's writes the
 	// envelope to the outbox table, through the transaction of the message being handled.
-	table, err := inboxsql.NewPublisher(inboxsql.PublisherOptions{SchemaAdapter: outboxSchema, Logger: logger})
+	table, err := outbox.NewPublisher(outbox.Options{SchemaAdapter: outboxSchema, Logger: logger})
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	inbox "github.com/devmappa/watermill-inbox"
+	"github.com/devmappa/watermill-inbox/partitions"
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
 )
 
@@ -24,7 +26,7 @@ const (
 )
 
 // inboxsqlPartitioned is the fused inboxsql on a partitioned table.
-var inboxsqlPartitioned = variant{partitionedTable, inboxsqlFused.name, true, opened("fused", handlerOn(inboxsql.PartitionedPostgreSQLSchema{IDs: inboxsql.UUIDv7}))}
+var inboxsqlPartitioned = variant{partitionedTable, inboxsqlFused.name, true, opened("fused", handlerOn(inboxsql.PartitionedPostgreSQLSchema{IDs: inbox.UUIDv7}))}
 
 // addPartitioned compares messages on a partitioned table with those on a plain one, both with ordered ids.
 func (b *bench) addPartitioned(ctx context.Context) error {
@@ -127,11 +129,11 @@ func (p *place) partition(ctx context.Context) error {
 		return err
 	}
 	defer db.Close()
-	partitions, err := inboxsql.NewPartitions(db, inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: 24 * time.Hour})
+	keeper, err := partitions.New(db, partitions.Options{IDs: inbox.UUIDv7, Retention: 24 * time.Hour})
 	if err != nil {
 		return err
 	}
-	_, err = partitions.Pass(ctx)
+	_, err = keeper.Pass(ctx)
 	return err
 }
 
@@ -145,7 +147,7 @@ func (p *place) fillOldPartition(ctx context.Context, admin *sql.DB, rows int) e
 			SELECT '%s', %s, t FROM generate_series(1, %d) AS n, LATERAL (SELECT timestamptz '%s' + n * interval '1 microsecond' AS t) AS at`,
 			name, expiredConsumer, orderedIDs.sql, rows, day.Format(time.RFC3339)),
 		fmt.Sprintf(`ALTER TABLE %q.watermill_inbox ATTACH PARTITION %s FOR VALUES FROM ('%s') TO ('%s')`,
-			p.schema, name, inboxsql.UUIDv7.Bound(day), inboxsql.UUIDv7.Bound(day.AddDate(0, 0, 1))),
+			p.schema, name, inbox.UUIDv7.Bound(day), inbox.UUIDv7.Bound(day.AddDate(0, 0, 1))),
 		fmt.Sprintf(`VACUUM (ANALYZE) %s`, name),
 	} {
 		if _, err := admin.ExecContext(ctx, statement); err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/lib/pq"                // driver "postgres"
 
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
+	inboxpq "github.com/devmappa/watermill-inbox/sql/pq"
 )
 
 var (
@@ -50,7 +51,7 @@ func openDB(driver, url string) (*sql.DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	fused, err := inboxsql.NewConnector(connector)
+	fused, err := inboxpq.NewConnector(connector)
 	if err != nil {
 		return nil, err
 	}

@@ -13,16 +13,16 @@ import (
 	inbox "github.com/devmappa/watermill-inbox"
 	"github.com/devmappa/watermill-inbox/inboxtest"
 	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
+	"github.com/devmappa/watermill-inbox/partitions"
 	inboxpgx "github.com/devmappa/watermill-inbox/pgx"
-	inboxsql "github.com/devmappa/watermill-inbox/sql"
 )
 
 func TestPartitionedRepository(t *testing.T) {
 	t.Parallel()
 	inboxtest.TestRepository(t, inboxtest.Features{FailedStatementBreaksTransaction: true}, func(t *testing.T) inboxtest.Subject {
 		db := newDatabase(t, func(config *pgxpool.Config) { config.MaxConns = 8 })
-		db.Partitioned(t, inboxsql.PartitionsOptions{})
-		return testdb.UUIDs(db.subject(t, inboxpgx.Options{IDs: inboxsql.UUIDv7}))
+		db.Partitioned(t, partitions.Options{})
+		return testdb.UUIDs(db.subject(t, inboxpgx.Options{IDs: inbox.UUIDv7}))
 	})
 }
 
@@ -32,29 +32,29 @@ func TestPartitionedErrors(t *testing.T) {
 	db := newDatabase(t, oneConnection)
 	beside := stdlib.OpenDBFromPool(db.pool)
 	defer beside.Close()
-	partitions, err := inboxsql.NewPartitions(beside, inboxsql.PartitionsOptions{IDs: inboxsql.ULID, Retention: 24 * time.Hour, Ahead: 24 * time.Hour})
+	keeper, err := partitions.New(beside, partitions.Options{IDs: inbox.ULID, Retention: 24 * time.Hour, Ahead: 24 * time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if done, err := partitions.Pass(context.Background()); err != nil || len(done.Created) != 3 {
+	if done, err := keeper.Pass(context.Background()); err != nil || len(done.Created) != 3 {
 		t.Fatalf("%+v, %v", done, err)
 	}
-	repository := db.repository(t, inboxpgx.Options{IDs: inboxsql.ULID})
+	repository := db.repository(t, inboxpgx.Options{IDs: inbox.ULID})
 	today := time.Now().UTC().Truncate(24 * time.Hour)
 	for name, c := range map[string]struct {
 		id        string
 		want      error
 		permanent bool
 	}{
-		"a UUIDv7":           {inboxsql.UUIDv7.Bound(time.Now()), inbox.ErrInvalidKey, true},
-		"lower case":         {strings.ToLower(testdb.ID(inboxsql.ULID, time.Now(), 1)), inbox.ErrInvalidKey, true},
-		"too old":            {testdb.ID(inboxsql.ULID, today.AddDate(0, 0, -1).Add(-time.Millisecond), 999999999), inbox.ErrTooOld, true},
-		"at the lowest":      {inboxsql.ULID.Bound(today.AddDate(0, 0, -1)), nil, false},
-		"below the highest":  {testdb.ID(inboxsql.ULID, today.AddDate(0, 0, 2).Add(-time.Millisecond), 999999999), nil, false},
-		"at the highest":     {inboxsql.ULID.Bound(today.AddDate(0, 0, 2)), inboxsql.ErrNoPartition, false},
-		"at the epoch":       {inboxsql.ULID.Bound(time.UnixMilli(0)), inbox.ErrTooOld, true},
-		"in the year 10889":  {"7ZZZZZZZZZZZZZZZZZZZZZZZZZ", inboxsql.ErrNoPartition, false},
-		"now":                {testdb.ID(inboxsql.ULID, time.Now(), 1), nil, false},
+		"a UUIDv7":           {inbox.UUIDv7.Bound(time.Now()), inbox.ErrInvalidKey, true},
+		"lower case":         {strings.ToLower(testdb.ID(inbox.ULID, time.Now(), 1)), inbox.ErrInvalidKey, true},
+		"too old":            {testdb.ID(inbox.ULID, today.AddDate(0, 0, -1).Add(-time.Millisecond), 999999999), inbox.ErrTooOld, true},
+		"at the lowest":      {inbox.ULID.Bound(today.AddDate(0, 0, -1)), nil, false},
+		"below the highest":  {testdb.ID(inbox.ULID, today.AddDate(0, 0, 2).Add(-time.Millisecond), 999999999), nil, false},
+		"at the highest":     {inbox.ULID.Bound(today.AddDate(0, 0, 2)), partitions.ErrNoPartition, false},
+		"at the epoch":       {inbox.ULID.Bound(time.UnixMilli(0)), inbox.ErrTooOld, true},
+		"in the year 10889":  {"7ZZZZZZZZZZZZZZZZZZZZZZZZZ", partitions.ErrNoPartition, false},
+		"now":                {testdb.ID(inbox.ULID, time.Now(), 1), nil, false},
 		"more than 128 bits": {"8ZZZZZZZZZZZZZZZZZZZZZZZZZ", inbox.ErrInvalidKey, true},
 	} {
 		transaction, record, err := repository.Claim(context.Background(), inbox.Key{Consumer: "c", MessageID: c.id})
@@ -69,11 +69,11 @@ func TestPartitionedErrors(t *testing.T) {
 		}
 	}
 	db.MustExec(t, `ALTER TABLE watermill_inbox ADD CONSTRAINT mine CHECK (consumer <> 'x')`)
-	_, _, err = repository.Claim(context.Background(), inbox.Key{Consumer: "x", MessageID: testdb.ID(inboxsql.ULID, time.Now(), 2)})
-	if err == nil || !strings.Contains(err.Error(), "mine") || errors.Is(err, inbox.ErrTooOld) || errors.Is(err, inboxsql.ErrNoPartition) {
+	_, _, err = repository.Claim(context.Background(), inbox.Key{Consumer: "x", MessageID: testdb.ID(inbox.ULID, time.Now(), 2)})
+	if err == nil || !strings.Contains(err.Error(), "mine") || errors.Is(err, inbox.ErrTooOld) || errors.Is(err, partitions.ErrNoPartition) {
 		t.Errorf("a constraint of the user's: %v", err)
 	}
-	other, err := inboxpgx.NewRepository(db.pool, inboxpgx.Options{IDs: inboxsql.UUIDv7})
+	other, err := inboxpgx.NewRepository(db.pool, inboxpgx.Options{IDs: inbox.UUIDv7})
 	if err != nil {
 		t.Fatal(err)
 	}

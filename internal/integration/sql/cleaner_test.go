@@ -12,6 +12,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	inbox "github.com/devmappa/watermill-inbox"
+	"github.com/devmappa/watermill-inbox/internal/dialect"
 	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
 )
@@ -50,9 +51,9 @@ func TestTwoCleanersOneKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = other.Rollback() }()
-		query := db.Adapter.CleanerLockQuery(inboxsql.CheckParams{Table: tableOf(t, db)})
+		query := dialect.PostgreSQL{}.CleanerLock(tableOf(t, db))
 		var locked int
-		if err := other.QueryRow(query.Query).Scan(&locked); err != nil || locked != 1 {
+		if err := other.QueryRow(query.Text).Scan(&locked); err != nil || locked != 1 {
 			t.Fatalf("%d, %v", locked, err)
 		}
 		pid := sessionOf(t, other)
@@ -75,13 +76,13 @@ func TestTwoCleanersOneKilled(t *testing.T) {
 }
 
 // tableOf is the table with its schema, as the repository has found it.
-func tableOf(t testing.TB, db *testdb.Database) inboxsql.Table {
+func tableOf(t testing.TB, db *testdb.Database) dialect.Table {
 	t.Helper()
 	var schema string
 	if err := db.QueryRow(`SELECT current_schema()`).Scan(&schema); err != nil {
 		t.Fatal(err)
 	}
-	table, err := inboxsql.ParseTable(schema + ".watermill_inbox")
+	table, err := dialect.ParseTable(schema + ".watermill_inbox")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -206,9 +207,9 @@ func TestCleanerReadsOnlyWhatItDeletes(t *testing.T) {
 	addExpired(t, db, "kept", 20_000)
 	addExpired(t, db, "cleaned", 20_000)
 	db.MustExec(t, `ANALYZE watermill_inbox`)
-	query := db.Adapter.DeleteProcessedQuery(inboxsql.DeleteProcessedParams{Table: tableOf(t, db), Consumer: "cleaned", Before: time.Now().Add(-time.Hour), Limit: 100})
-	consumers := db.Adapter.ConsumersQuery(inboxsql.CheckParams{Table: tableOf(t, db)})
-	for _, statement := range []string{query.Query, consumers.Query} {
+	query := dialect.PostgreSQL{}.DeleteProcessed(tableOf(t, db), dialect.DeleteProcessedParams{Consumer: "cleaned", Before: time.Now().Add(-time.Hour), Limit: 100})
+	consumers := dialect.PostgreSQL{}.Consumers(tableOf(t, db))
+	for _, statement := range []string{query.Text, consumers.Text} {
 		var plan []byte
 		if err := db.QueryRow(`EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) ` + statement).Scan(&plan); err != nil {
 			t.Fatal(err)

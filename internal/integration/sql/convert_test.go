@@ -16,16 +16,17 @@ import (
 
 	inbox "github.com/devmappa/watermill-inbox"
 	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
+	"github.com/devmappa/watermill-inbox/partitions"
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
 )
 
-func newPartitions(t testing.TB, db *testdb.Database) *inboxsql.Partitions {
+func newPartitions(t testing.TB, db *testdb.Database) *partitions.Partitions {
 	t.Helper()
-	partitions, err := inboxsql.NewPartitions(db.DB, inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: 24 * time.Hour, Ahead: 2 * 24 * time.Hour})
+	keeper, err := partitions.New(db.DB, partitions.Options{IDs: inbox.UUIDv7, Retention: 24 * time.Hour, Ahead: 2 * 24 * time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return partitions
+	return keeper
 }
 
 // load sends messages, each in two copies, until it is stopped, and returns their number.
@@ -85,7 +86,7 @@ func wantOnce(t testing.TB, db *testdb.Database, messages int) {
 	if once := slices.Compact(slices.Clone(effects)); len(effects) != messages || len(once) != messages {
 		t.Errorf("%d effects, %d different ones, of %d messages", len(effects), len(once), messages)
 	}
-	db.Adapter = inboxsql.PartitionedPostgreSQLSchema{IDs: inboxsql.UUIDv7}
+	db.Adapter = inboxsql.PartitionedPostgreSQLSchema{IDs: inbox.UUIDv7}
 	repository := db.Repository(t, inboxsql.Options{})
 	for _, id := range effects {
 		wantClaim(t, repository, id, false)
@@ -159,7 +160,7 @@ func TestConvertInterrupted(t *testing.T) {
 	db.SetMaxOpenConns(10)
 	repository := db.Repository(t, inboxsql.Options{})
 	for n := range 20 {
-		wantClaim(t, repository, testdb.ID(inboxsql.UUIDv7, time.Unix(int64(n), 0), n), true)
+		wantClaim(t, repository, testdb.ID(inbox.UUIDv7, time.Unix(int64(n), 0), n), true)
 	}
 	stop := load(t, db, repository)
 	tries := 1
@@ -199,7 +200,7 @@ func TestConvertTakesUp(t *testing.T) {
 			db := testdb.PostgreSQL(t, "postgres")
 			repository := db.Repository(t, inboxsql.Options{})
 			wantClaim(t, repository, young(1), true)
-			bound := inboxsql.UUIDv7.Bound(c.bound)
+			bound := inbox.UUIDv7.Bound(c.bound)
 			db.MustExec(t, fmt.Sprintf(`ALTER TABLE watermill_inbox ADD CONSTRAINT "watermill_inbox_below_%[1]s" CHECK (message_id < '%[1]s') NOT VALID`, bound))
 			if c.validate {
 				db.MustExec(t, fmt.Sprintf(`ALTER TABLE watermill_inbox VALIDATE CONSTRAINT "watermill_inbox_below_%s"`, bound))
@@ -230,14 +231,14 @@ func TestConvertULIDs(t *testing.T) {
 	if err := newPartitions(t, db).Convert(context.Background()); err == nil || !strings.Contains(err.Error(), "1 records have ids that are not UUIDv7s") {
 		t.Fatalf("to UUIDv7s: %v", err)
 	}
-	partitions, err := inboxsql.NewPartitions(db.DB, inboxsql.PartitionsOptions{IDs: inboxsql.ULID, Retention: 24 * time.Hour, Ahead: 2 * 24 * time.Hour})
+	keeper, err := partitions.New(db.DB, partitions.Options{IDs: inbox.ULID, Retention: 24 * time.Hour, Ahead: 2 * 24 * time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := partitions.Convert(context.Background()); err != nil {
+	if err := keeper.Convert(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	db.Adapter = inboxsql.PartitionedPostgreSQLSchema{IDs: inboxsql.ULID}
+	db.Adapter = inboxsql.PartitionedPostgreSQLSchema{IDs: inbox.ULID}
 	repository = db.Repository(t, inboxsql.Options{})
 	wantClaim(t, repository, id, false)
 	wantClaim(t, repository, watermill.NewULID(), true)
@@ -336,22 +337,22 @@ func TestConvertKeepsGrants(t *testing.T) {
 	if err := newPartitions(t, db).Convert(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	asRole.Adapter = inboxsql.PartitionedPostgreSQLSchema{IDs: inboxsql.UUIDv7}
+	asRole.Adapter = inboxsql.PartitionedPostgreSQLSchema{IDs: inbox.UUIDv7}
 	for _, repository := range []*inboxsql.Repository{repository, asRole.RepositoryWithoutSchema(t, inboxsql.Options{})} {
 		if err := repository.Check(context.Background()); err != nil {
 			t.Fatal(err)
 		}
 		wantClaim(t, repository, young(1), false)
-		wantClaim(t, repository, testdb.ID(inboxsql.UUIDv7, daysAgo(-2), 1), true)
+		wantClaim(t, repository, testdb.ID(inbox.UUIDv7, daysAgo(-2), 1), true)
 		if _, _, err := repository.Claim(context.Background(), inbox.Key{Consumer: "x", MessageID: young(2)}); err == nil || errors.Is(err, inbox.ErrTooOld) {
 			t.Errorf("the user's constraint is lost: %v", err)
 		}
-		db.MustExec(t, `DELETE FROM watermill_inbox WHERE message_id >= $1`, inboxsql.UUIDv7.Bound(daysAgo(-2)))
+		db.MustExec(t, `DELETE FROM watermill_inbox WHERE message_id >= $1`, inbox.UUIDv7.Bound(daysAgo(-2)))
 	}
 	asOwner := *db
 	asOwner.URL = strings.Replace(db.URL, "postgres://postgres@", "postgres://"+owner+"@", 1)
 	asOwner.DB = asOwner.Open(t)
-	further, err := inboxsql.NewPartitions(asOwner.DB, inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: 24 * time.Hour, Ahead: 10 * 24 * time.Hour})
+	further, err := partitions.New(asOwner.DB, partitions.Options{IDs: inbox.UUIDv7, Retention: 24 * time.Hour, Ahead: 10 * 24 * time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -364,14 +365,14 @@ func TestConvertKeepsGrants(t *testing.T) {
 func TestAConvertedTableIsRetired(t *testing.T) {
 	t.Parallel()
 	db := testdb.PostgreSQL(t, "postgres")
-	db.Adapter = inboxsql.PartitionedPostgreSQLSchema{IDs: inboxsql.UUIDv7}
-	partitions := db.Partitioned(t, inboxsql.PartitionsOptions{})
-	db.MustExec(t, fmt.Sprintf(`CREATE TABLE watermill_inbox_old PARTITION OF watermill_inbox FOR VALUES FROM (MINVALUE) TO ('%s')`, inboxsql.UUIDv7.Bound(daysAgo(3))))
+	db.Adapter = inboxsql.PartitionedPostgreSQLSchema{IDs: inbox.UUIDv7}
+	keeper := db.Partitioned(t, partitions.Options{})
+	db.MustExec(t, fmt.Sprintf(`CREATE TABLE watermill_inbox_old PARTITION OF watermill_inbox FOR VALUES FROM (MINVALUE) TO ('%s')`, inbox.UUIDv7.Bound(daysAgo(3))))
 	repository := db.Repository(t, inboxsql.Options{})
-	ancient := inboxsql.UUIDv7.Bound(time.UnixMilli(0))
+	ancient := inbox.UUIDv7.Bound(time.UnixMilli(0))
 	wantClaim(t, repository, ancient, true)
 	wantClaim(t, repository, ancient, false)
-	if done := pass(t, partitions); !slices.Equal(done.Retired, []string{"watermill_inbox_old"}) {
+	if done := pass(t, keeper); !slices.Equal(done.Retired, []string{"watermill_inbox_old"}) {
 		t.Errorf("the pass says %+v", done)
 	}
 	wantRefused(t, repository, ancient, inbox.ErrTooOld)

@@ -20,6 +20,7 @@ import (
 	inbox "github.com/devmappa/watermill-inbox"
 	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
+	inboxpq "github.com/devmappa/watermill-inbox/sql/pq"
 )
 
 // Whatever the handler runs without a context ends with the transaction's, as with lib/pq itself.
@@ -350,7 +351,7 @@ func TestFusedShowsLibPQsInterfaces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fused, err := inboxsql.NewConnector(plain)
+	fused, err := inboxpq.NewConnector(plain)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -381,10 +382,10 @@ func (otherConnector) Driver() driver.Driver { return &sqlite.Driver{} }
 
 func TestFusedRefusesOtherDrivers(t *testing.T) {
 	t.Parallel()
-	if _, err := inboxsql.NewConnector(otherConnector{}); err == nil || !strings.Contains(err.Error(), "sqlite.Driver") {
+	if _, err := inboxpq.NewConnector(otherConnector{}); err == nil || !strings.Contains(err.Error(), "sqlite.Driver") {
 		t.Errorf("another driver: %v", err)
 	}
-	if _, err := inboxsql.NewConnector(nil); err == nil {
+	if _, err := inboxpq.NewConnector(nil); err == nil {
 		t.Error("nil: no error")
 	}
 }

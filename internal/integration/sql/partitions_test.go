@@ -13,6 +13,7 @@ import (
 	inbox "github.com/devmappa/watermill-inbox"
 	"github.com/devmappa/watermill-inbox/inboxtest"
 	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
+	"github.com/devmappa/watermill-inbox/partitions"
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
 )
 
@@ -24,7 +25,7 @@ func TestPartitionedRepository(t *testing.T) {
 			inboxtest.TestRepository(t, inboxtest.Features{FailedStatementBreaksTransaction: true}, func(t *testing.T) inboxtest.Subject {
 				db := testdb.PostgreSQL(t, driver)
 				db.SetMaxOpenConns(8)
-				db.Partitioned(t, inboxsql.PartitionsOptions{})
+				db.Partitioned(t, partitions.Options{})
 				return testdb.UUIDs(db.Subject(t, inboxsql.Options{}))
 			})
 		})
@@ -39,7 +40,7 @@ func daysAgo(n int) time.Time { return today().AddDate(0, 0, -n) }
 func makePartition(t testing.TB, db *testdb.Database, name string, from, to time.Time) {
 	t.Helper()
 	db.MustExec(t, fmt.Sprintf(`CREATE TABLE %s PARTITION OF watermill_inbox FOR VALUES FROM ('%s') TO ('%s')`,
-		name, inboxsql.UUIDv7.Bound(from), inboxsql.UUIDv7.Bound(to)))
+		name, inbox.UUIDv7.Bound(from), inbox.UUIDv7.Bound(to)))
 }
 
 // makeRecord makes a record, with stored messages if there are some.
@@ -58,11 +59,11 @@ func partitionsOf(t testing.TB, db *testdb.Database) int {
 	return db.Count(t, `SELECT count(*) FROM pg_inherits WHERE inhparent = 'watermill_inbox'::regclass`)
 }
 
-func pass(t testing.TB, partitions *inboxsql.Partitions) inboxsql.PartitionsPass {
+func pass(t testing.TB, keeper *partitions.Partitions) partitions.Pass {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	done, err := partitions.Pass(ctx)
+	done, err := keeper.Pass(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +99,7 @@ func wantRefused(t testing.TB, repository inbox.Repository, id string, want erro
 		t.Errorf("%s: the error is %v, want %v", id, err, want)
 		return
 	}
-	permanent := want != inboxsql.ErrNoPartition
+	permanent := want != partitions.ErrNoPartition
 	claim := &inbox.Error{Step: "claim", Err: err}
 	if inbox.ShouldPoison(claim) != permanent || inbox.ShouldRetry(middleware.RetryParams{Err: claim}) == permanent {
 		t.Errorf("%s: poison or retry is wrong for %v", id, err)
@@ -107,16 +108,16 @@ func wantRefused(t testing.TB, repository inbox.Repository, id string, want erro
 
 func TestPartitionsAreMadeAhead(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []inboxsql.IDKind{inboxsql.UUIDv7, inboxsql.ULID} {
+	for _, kind := range []inbox.IDKind{inbox.UUIDv7, inbox.ULID} {
 		drivers(t, func(t *testing.T, driver string) {
 			t.Run(kind.String(), func(t *testing.T) {
 				db := testdb.PostgreSQL(t, driver)
 				db.SetMaxOpenConns(1) // nothing needs a second connection
-				partitions := db.Partitioned(t, inboxsql.PartitionsOptions{IDs: kind, Retention: 3 * 24 * time.Hour, Ahead: 2 * 24 * time.Hour})
+				keeper := db.Partitioned(t, partitions.Options{IDs: kind, Retention: 3 * 24 * time.Hour, Ahead: 2 * 24 * time.Hour})
 				if got := partitionsOf(t, db); got != 6 {
 					t.Errorf("%d partitions, want three days, today and two days", got)
 				}
-				again := pass(t, partitions)
+				again := pass(t, keeper)
 				if len(again.Created)+len(again.Retired)+len(again.Blocked) != 0 || again.Left <= 2*24*time.Hour || again.Left > 3*24*time.Hour {
 					t.Errorf("the second pass says %+v", again)
 				}
@@ -134,8 +135,8 @@ func TestPartitionsAreMadeAhead(t *testing.T) {
 				}
 				wantRefused(t, repository, testdb.ID(kind, daysAgo(3).Add(-time.Millisecond), 999999999), inbox.ErrTooOld)
 				wantRefused(t, repository, kind.Bound(time.UnixMilli(0)), inbox.ErrTooOld)
-				wantRefused(t, repository, kind.Bound(daysAgo(-3)), inboxsql.ErrNoPartition)
-				wantRefused(t, repository, kind.Bound(time.UnixMilli(1<<48-1)), inboxsql.ErrNoPartition) // in the year 10889
+				wantRefused(t, repository, kind.Bound(daysAgo(-3)), partitions.ErrNoPartition)
+				wantRefused(t, repository, kind.Bound(time.UnixMilli(1<<48-1)), partitions.ErrNoPartition) // in the year 10889
 				wantIdle(t, db)
 			})
 		})
@@ -146,9 +147,9 @@ func TestOtherIDsAreRefusedBeforeSQL(t *testing.T) {
 	t.Parallel()
 	db := testdb.PostgreSQL(t, "postgres")
 	pool := db.Open(t)
-	for kind, ids := range map[inboxsql.IDKind][]string{
-		inboxsql.UUIDv7: {"01ARZ3NDEKTSV4RRFFQ69G5FAV", "017F22E2-79B0-7CC3-98C4-DC0C0C07398F", "017f22e2-79b0-4cc3-98c4-dc0c0c07398f", "017f22e279b07cc398c4dc0c0c07398f", "1"},
-		inboxsql.ULID:   {"017f22e2-79b0-7cc3-98c4-dc0c0c07398f", "01arz3ndektsv4rrffq69g5fav", "1"},
+	for kind, ids := range map[inbox.IDKind][]string{
+		inbox.UUIDv7: {"01ARZ3NDEKTSV4RRFFQ69G5FAV", "017F22E2-79B0-7CC3-98C4-DC0C0C07398F", "017f22e2-79b0-4cc3-98c4-dc0c0c07398f", "017f22e279b07cc398c4dc0c0c07398f", "1"},
+		inbox.ULID:   {"017f22e2-79b0-7cc3-98c4-dc0c0c07398f", "01arz3ndektsv4rrffq69g5fav", "1"},
 	} {
 		repository, err := inboxsql.NewRepository(pool, inboxsql.Options{SchemaAdapter: inboxsql.PartitionedPostgreSQLSchema{IDs: kind}})
 		if err != nil {
@@ -170,29 +171,29 @@ func TestMissingPartitionsAreTransient(t *testing.T) {
 	drivers(t, func(t *testing.T, driver string) {
 		db := testdb.PostgreSQL(t, driver)
 		db.SetMaxOpenConns(1)
-		partitions := db.Partitioned(t, inboxsql.PartitionsOptions{Retention: 10 * 24 * time.Hour})
+		keeper := db.Partitioned(t, partitions.Options{Retention: 10 * 24 * time.Hour})
 		repository := db.Repository(t, inboxsql.Options{})
-		wantClaim(t, repository, testdb.ID(inboxsql.UUIDv7, time.Now(), 1), true)
+		wantClaim(t, repository, testdb.ID(inbox.UUIDv7, time.Now(), 1), true)
 		for n := -1; n <= 7; n++ {
 			db.MustExec(t, `DROP TABLE watermill_inbox_p`+daysAgo(n).Format("20060102t150405"))
 		}
-		fresh := testdb.ID(inboxsql.UUIDv7, time.Now(), 2)
-		for _, id := range []string{fresh, testdb.ID(inboxsql.UUIDv7, daysAgo(5), 1)} {
-			wantRefused(t, repository, id, inboxsql.ErrNoPartition)
+		fresh := testdb.ID(inbox.UUIDv7, time.Now(), 2)
+		for _, id := range []string{fresh, testdb.ID(inbox.UUIDv7, daysAgo(5), 1)} {
+			wantRefused(t, repository, id, partitions.ErrNoPartition)
 		}
-		wantRefused(t, repository, testdb.ID(inboxsql.UUIDv7, daysAgo(11), 1), inbox.ErrTooOld)
+		wantRefused(t, repository, testdb.ID(inbox.UUIDv7, daysAgo(11), 1), inbox.ErrTooOld)
 		if err := repository.Check(context.Background()); err == nil || !strings.Contains(err.Error(), "no partition for the present") {
 			t.Errorf("the check says %v", err)
 		}
-		if done := pass(t, partitions); len(done.Created) != 9 {
+		if done := pass(t, keeper); len(done.Created) != 9 {
 			t.Errorf("the pass says %+v", done)
 		}
 		wantClaim(t, repository, fresh, true)
 		for n := -1; n <= 10; n++ {
 			db.MustExec(t, `DROP TABLE watermill_inbox_p`+daysAgo(n).Format("20060102t150405"))
 		}
-		for _, id := range []string{fresh, inboxsql.UUIDv7.Bound(time.UnixMilli(0))} {
-			wantRefused(t, repository, id, inboxsql.ErrNoPartition)
+		for _, id := range []string{fresh, inbox.UUIDv7.Bound(time.UnixMilli(0))} {
+			wantRefused(t, repository, id, partitions.ErrNoPartition)
 		}
 	})
 }
@@ -202,10 +203,10 @@ func TestConstraintsOfTheUserAreNotPartitions(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, driver string) {
 		db := testdb.PostgreSQL(t, driver)
-		db.Partitioned(t, inboxsql.PartitionsOptions{})
+		db.Partitioned(t, partitions.Options{})
 		db.MustExec(t, `ALTER TABLE watermill_inbox ADD CONSTRAINT mine CHECK (consumer <> 'c')`)
-		_, err := claim(context.Background(), db.Repository(t, inboxsql.Options{}), testdb.ID(inboxsql.UUIDv7, time.Now(), 1))
-		if err == nil || !strings.Contains(err.Error(), "mine") || errors.Is(err, inbox.ErrTooOld) || errors.Is(err, inboxsql.ErrNoPartition) {
+		_, err := claim(context.Background(), db.Repository(t, inboxsql.Options{}), testdb.ID(inbox.UUIDv7, time.Now(), 1))
+		if err == nil || !strings.Contains(err.Error(), "mine") || errors.Is(err, inbox.ErrTooOld) || errors.Is(err, partitions.ErrNoPartition) {
 			t.Fatalf("the error is %v", err)
 		}
 	})
@@ -216,10 +217,10 @@ func TestPartitionedCheckRefuses(t *testing.T) {
 	const columns = `consumer text COLLATE "C" NOT NULL, message_id text COLLATE "C" NOT NULL, processed_at timestamptz NOT NULL DEFAULT now(), produced bytea, dispatched_at timestamptz`
 	table := `CREATE TABLE watermill_inbox (` + columns + `, PRIMARY KEY (consumer, message_id))`
 	parts := table + ` PARTITION BY RANGE (message_id); `
-	part := func(kind inboxsql.IDKind, from, to time.Time) string {
+	part := func(kind inbox.IDKind, from, to time.Time) string {
 		return fmt.Sprintf(`FOR VALUES FROM ('%s') TO ('%s')`, kind.Bound(from), kind.Bound(to))
 	}
-	present := `CREATE TABLE p PARTITION OF watermill_inbox ` + part(inboxsql.UUIDv7, daysAgo(1), daysAgo(-2)) + `; `
+	present := `CREATE TABLE p PARTITION OF watermill_inbox ` + part(inbox.UUIDv7, daysAgo(1), daysAgo(-2)) + `; `
 	for name, c := range map[string]struct {
 		ddl, want string // empty: nothing
 		passes    bool   // Pass mends it
@@ -231,33 +232,33 @@ func TestPartitionedCheckRefuses(t *testing.T) {
 		"ranges of both":                {table + ` PARTITION BY RANGE (message_id, consumer)`, "it is not partitioned by RANGE (message_id)", false},
 		"another collation":             {strings.Replace(parts, `message_id text COLLATE "C"`, `message_id text COLLATE "und-x-icu"`, 1) + present, `message_id must be COLLATE "C"`, false},
 		"a DEFAULT partition":           {parts + present + `CREATE TABLE d PARTITION OF watermill_inbox DEFAULT`, "DEFAULT partition", false},
-		"ULIDs":                         {parts + `CREATE TABLE p PARTITION OF watermill_inbox ` + part(inboxsql.ULID, daysAgo(1), daysAgo(-1)), "which is not a UUIDv7", false},
+		"ULIDs":                         {parts + `CREATE TABLE p PARTITION OF watermill_inbox ` + part(inbox.ULID, daysAgo(1), daysAgo(-1)), "which is not a UUIDv7", false},
 		"bounds that are no ids":        {parts + present + `CREATE TABLE q PARTITION OF watermill_inbox FOR VALUES FROM ('03') TO ('04')`, "which is not a UUIDv7", false},
-		"partitions of partitions":      {parts + present + `CREATE TABLE q PARTITION OF watermill_inbox ` + part(inboxsql.UUIDv7, daysAgo(9), daysAgo(8)) + ` PARTITION BY RANGE (consumer)`, "is itself partitioned", false},
+		"partitions of partitions":      {parts + present + `CREATE TABLE q PARTITION OF watermill_inbox ` + part(inbox.UUIDv7, daysAgo(9), daysAgo(8)) + ` PARTITION BY RANGE (consumer)`, "is itself partitioned", false},
 		"no partitions":                 {parts, "no partition for the present", true},
-		"only old ones":                 {parts + `CREATE TABLE q PARTITION OF watermill_inbox ` + part(inboxsql.UUIDv7, daysAgo(9), daysAgo(0)), "no partition for the present", true},
-		"only new ones":                 {parts + `CREATE TABLE q PARTITION OF watermill_inbox ` + part(inboxsql.UUIDv7, daysAgo(-1), daysAgo(-2)), "no partition for the present", false},
+		"only old ones":                 {parts + `CREATE TABLE q PARTITION OF watermill_inbox ` + part(inbox.UUIDv7, daysAgo(9), daysAgo(0)), "no partition for the present", true},
+		"only new ones":                 {parts + `CREATE TABLE q PARTITION OF watermill_inbox ` + part(inbox.UUIDv7, daysAgo(-1), daysAgo(-2)), "no partition for the present", false},
 		"no unique key":                 {strings.Replace(parts, ", PRIMARY KEY (consumer, message_id)", "", 1) + present, "no primary key", false},
 		"nothing":                       {parts + present, "", true},
-		"nothing, without a beginning":  {parts + `CREATE TABLE p PARTITION OF watermill_inbox FOR VALUES FROM (MINVALUE) TO ('` + inboxsql.UUIDv7.Bound(daysAgo(-3)) + `')`, "", true},
+		"nothing, without a beginning":  {parts + `CREATE TABLE p PARTITION OF watermill_inbox FOR VALUES FROM (MINVALUE) TO ('` + inbox.UUIDv7.Bound(daysAgo(-3)) + `')`, "", true},
 		"nothing, and without an end":   {parts + `CREATE TABLE p PARTITION OF watermill_inbox FOR VALUES FROM (MINVALUE) TO (MAXVALUE)`, "", true},
-		"nothing, but the present's is": {parts + present + `CREATE TABLE q PARTITION OF watermill_inbox ` + part(inboxsql.UUIDv7, daysAgo(9), daysAgo(8)), "", true},
+		"nothing, but the present's is": {parts + present + `CREATE TABLE q PARTITION OF watermill_inbox ` + part(inbox.UUIDv7, daysAgo(9), daysAgo(8)), "", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := testdb.PostgreSQL(t, "postgres")
-			db.Adapter = inboxsql.PartitionedPostgreSQLSchema{IDs: inboxsql.UUIDv7}
+			db.Adapter = inboxsql.PartitionedPostgreSQLSchema{IDs: inbox.UUIDv7}
 			db.MustExec(t, c.ddl)
 			repository := db.RepositoryWithoutSchema(t, inboxsql.Options{})
 			if err := repository.Check(context.Background()); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 				t.Errorf("the check says %v, want %q", err, c.want)
 			}
-			partitions, err := inboxsql.NewPartitions(db.DB, inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: time.Hour, Ahead: 24 * time.Hour})
+			keeper, err := partitions.New(db.DB, partitions.Options{IDs: inbox.UUIDv7, Retention: time.Hour, Ahead: 24 * time.Hour})
 			if err != nil {
 				t.Fatal(err)
 			}
 			before := db.Count(t, `SELECT count(*) FROM pg_class WHERE relnamespace = current_schema()::regnamespace`)
-			if _, err := partitions.Pass(context.Background()); (err == nil) != c.passes {
+			if _, err := keeper.Pass(context.Background()); (err == nil) != c.passes {
 				t.Errorf("the pass says %v", err)
 			}
 			if c.passes {
@@ -272,9 +273,9 @@ func TestPartitionedCheckRefuses(t *testing.T) {
 	t.Run("the kind is not set", func(t *testing.T) {
 		t.Parallel()
 		db := testdb.PostgreSQL(t, "postgres")
-		db.Partitioned(t, inboxsql.PartitionsOptions{})
+		db.Partitioned(t, partitions.Options{})
 		db.Adapter = inboxsql.PartitionedPostgreSQLSchema{}
-		_, err := claim(context.Background(), db.RepositoryWithoutSchema(t, inboxsql.Options{}), testdb.ID(inboxsql.UUIDv7, time.Now(), 1))
+		_, err := claim(context.Background(), db.RepositoryWithoutSchema(t, inboxsql.Options{}), testdb.ID(inbox.UUIDv7, time.Now(), 1))
 		if err == nil || !strings.Contains(err.Error(), "IDs must be UUIDv7 or ULID") || inbox.ShouldPoison(&inbox.Error{Err: err}) {
 			t.Errorf("the error is %v", err)
 		}
@@ -282,8 +283,8 @@ func TestPartitionedCheckRefuses(t *testing.T) {
 	t.Run("the plain adapter", func(t *testing.T) {
 		t.Parallel()
 		db := testdb.PostgreSQL(t, "postgres")
-		db.Partitioned(t, inboxsql.PartitionsOptions{})
+		db.Partitioned(t, partitions.Options{})
 		db.Adapter = inboxsql.DefaultPostgreSQLSchema{}
-		wantClaim(t, db.RepositoryWithoutSchema(t, inboxsql.Options{}), testdb.ID(inboxsql.UUIDv7, time.Now(), 1), true)
+		wantClaim(t, db.RepositoryWithoutSchema(t, inboxsql.Options{}), testdb.ID(inbox.UUIDv7, time.Now(), 1), true)
 	})
 }

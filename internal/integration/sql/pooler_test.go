@@ -15,6 +15,7 @@ import (
 	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
 	"github.com/devmappa/watermill-inbox/internal/servers"
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
+	inboxpq "github.com/devmappa/watermill-inbox/sql/pq"
 )
 
 // pooler starts pgbouncer in transaction mode in front of the test server.
@@ -47,7 +48,7 @@ func TestFieldCase40BehindPgBouncer(t *testing.T) {
 				if err != nil {
 					return nil, err
 				}
-				fused, err := inboxsql.NewConnector(connector)
+				fused, err := inboxpq.NewConnector(connector)
 				if err != nil {
 					return nil, err
 				}

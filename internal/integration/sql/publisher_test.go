@@ -17,6 +17,7 @@ import (
 
 	inbox "github.com/devmappa/watermill-inbox"
 	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
+	"github.com/devmappa/watermill-inbox/outbox"
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
 )
 
@@ -24,22 +25,22 @@ import (
 var outboxSchema = watermillsql.DefaultPostgreSQLSchema{GeneratePayloadType: func(string) string { return "BYTEA" }}
 
 // newOutbox makes the topics' tables and a publisher.
-func newOutbox(t *testing.T, db *testdb.Database, topics ...string) *inboxsql.Publisher {
+func newOutbox(t *testing.T, db *testdb.Database, topics ...string) *outbox.Publisher {
 	t.Helper()
 	for _, topic := range topics {
 		for _, query := range outboxSchema.SchemaInitializingQueries(topic) {
 			db.MustExec(t, query.Query)
 		}
 	}
-	publisher, err := inboxsql.NewPublisher(inboxsql.PublisherOptions{SchemaAdapter: outboxSchema})
+	publisher, err := outbox.NewPublisher(outbox.Options{SchemaAdapter: outboxSchema})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return publisher
 }
 
-// outbox returns the UUIDs in a topic's table.
-func outbox(t *testing.T, db *testdb.Database, topic string) []string {
+// outboxOf returns the UUIDs in a topic's table.
+func outboxOf(t *testing.T, db *testdb.Database, topic string) []string {
 	t.Helper()
 	rows, err := db.Query(`SELECT uuid FROM watermill_` + topic + ` ORDER BY "offset"`)
 	if err != nil {
@@ -148,10 +149,10 @@ func TestTransactionalPublisher(t *testing.T) {
 			a.run()
 			a.publish("payments", newMessage("m"), newMessage("m"), newMessage("n"))
 			a.wantEffects("m", "n")
-			if got, want := outbox(t, db, "events"), []string{"m-1", "m-2", "n-1", "n-2"}; !slices.Equal(got, want) {
+			if got, want := outboxOf(t, db, "events"), []string{"m-1", "m-2", "n-1", "n-2"}; !slices.Equal(got, want) {
 				t.Errorf("events are %q, want %q", got, want)
 			}
-			if got, want := outbox(t, db, "mails"), []string{"m-3", "n-3"}; !slices.Equal(got, want) {
+			if got, want := outboxOf(t, db, "mails"), []string{"m-3", "n-3"}; !slices.Equal(got, want) {
 				t.Errorf("mails are %q, want %q", got, want)
 			}
 		})
@@ -184,7 +185,7 @@ func TestOutboxOfTheMiddleware(t *testing.T) {
 	if got := router.all(); len(got) != 0 {
 		t.Errorf("the router published %v", message.Messages(got).IDs())
 	}
-	got := outbox(t, db, "events")
+	got := outboxOf(t, db, "events")
 	if len(got) != 3 || got[0] != "named-1" || got[1] != "1" || len(got[2]) != 36 {
 		t.Errorf("the outbox holds %q", got)
 	}
@@ -198,7 +199,7 @@ func TestPublisherRefuses(t *testing.T) {
 	db := testdb.PostgreSQL(t, "postgres")
 	publisher := newOutbox(t, db, "events")
 	repository := db.Repository(t, inboxsql.Options{})
-	if err := publisher.Publish("events", newMessage("1")); !errors.Is(err, inboxsql.ErrNoTransaction) {
+	if err := publisher.Publish("events", newMessage("1")); !errors.Is(err, outbox.ErrNoTransaction) {
 		t.Errorf("outside of a handler: %v", err)
 	}
 	if err := publisher.Publish("events"); err != nil {
@@ -208,11 +209,11 @@ func TestPublisherRefuses(t *testing.T) {
 	inner := wrap(t, repository, inbox.Options{}, func(msg *message.Message) error {
 		other = msg.Context()
 		err := publisher.Publish("events", message.NewMessageWithContext(kept, "1", nil), message.NewMessageWithContext(other, "2", nil))
-		if !errors.Is(err, inboxsql.ErrMixedTransactions) {
+		if !errors.Is(err, outbox.ErrMixedTransactions) {
 			t.Errorf("two transactions: %v", err)
 		}
 		err = publisher.Publish("events", message.NewMessageWithContext(other, "1", nil), newMessage("2"))
-		if !errors.Is(err, inboxsql.ErrNoTransaction) {
+		if !errors.Is(err, outbox.ErrNoTransaction) {
 			t.Errorf("one message without a transaction: %v", err)
 		}
 		return nil
@@ -225,13 +226,13 @@ func TestPublisherRefuses(t *testing.T) {
 	if _, err := outer(newMessage("outer")); err != nil {
 		t.Fatal(err)
 	}
-	if err := publisher.Publish("events", message.NewMessageWithContext(kept, "1", nil)); !errors.Is(err, inboxsql.ErrNoTransaction) {
+	if err := publisher.Publish("events", message.NewMessageWithContext(kept, "1", nil)); !errors.Is(err, outbox.ErrNoTransaction) {
 		t.Errorf("after the handler: %v", err)
 	}
-	if got := outbox(t, db, "events"); len(got) != 0 {
+	if got := outboxOf(t, db, "events"); len(got) != 0 {
 		t.Errorf("the outbox holds %q", got)
 	}
-	if _, err := inboxsql.NewPublisher(inboxsql.PublisherOptions{}); err == nil {
+	if _, err := outbox.NewPublisher(outbox.Options{}); err == nil {
 		t.Error("a publisher without an adapter")
 	}
 }
@@ -309,7 +310,7 @@ func TestOutboxTakesManyMessages(t *testing.T) {
 	if _, err := handler(newMessage("1")); err != nil {
 		t.Fatal(err)
 	}
-	got := outbox(t, db, "events")
+	got := outboxOf(t, db, "events")
 	if len(got) != count || got[0] != "0" || got[count-1] != fmt.Sprint(count-1) {
 		t.Fatalf("%d messages in the outbox, want %d in order", len(got), count)
 	}

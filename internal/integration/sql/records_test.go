@@ -8,6 +8,7 @@ import (
 	"time"
 
 	inbox "github.com/devmappa/watermill-inbox"
+	"github.com/devmappa/watermill-inbox/internal/dialect"
 	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
 )
@@ -102,9 +103,9 @@ func TestCleanersOfClaimingAndOtherProcessesYield(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = other.Rollback() }()
-		query := db.Adapter.CleanerLockQuery(inboxsql.CheckParams{Table: tableOf(t, db)})
+		query := dialect.PostgreSQL{}.CleanerLock(tableOf(t, db))
 		var locked int
-		if err := other.QueryRow(query.Query).Scan(&locked); err != nil || locked != 1 {
+		if err := other.QueryRow(query.Text).Scan(&locked); err != nil || locked != 1 {
 			t.Fatalf("%d, %v", locked, err)
 		}
 		onlyCleans := db.RepositoryWithoutSchema(t, inboxsql.Options{})
@@ -136,20 +137,21 @@ func TestSQLiteStatementsUseTheIndexes(t *testing.T) {
 	t.Parallel()
 	db := testdb.SQLite(t)
 	db.Repository(t, inboxsql.Options{})
-	table, err := inboxsql.ParseTable("")
+	table, err := dialect.ParseTable("")
 	if err != nil {
 		t.Fatal(err)
 	}
 	found := []inbox.Found{{Key: inbox.Key{Consumer: "c", MessageID: "1"}}, {Key: inbox.Key{Consumer: "c", MessageID: "2"}}}
-	for _, query := range []inboxsql.Query{
-		db.Adapter.ConsumersQuery(inboxsql.CheckParams{Table: table}),
-		db.Adapter.DeleteProcessedQuery(inboxsql.DeleteProcessedParams{Table: table, Consumer: "c", Before: time.Now().Add(-time.Hour), Limit: 1}),
-		db.Adapter.CountQuery(inboxsql.CountParams{Table: table, Selection: inbox.Selection{Consumer: "c", OlderThan: time.Hour, Unsent: true}}),
-		db.Adapter.FindQuery(inboxsql.FindParams{Table: table, Selection: inbox.Selection{Consumer: "c"}, Limit: 1}),
-		db.Adapter.DeleteRecordsQuery(inboxsql.DeleteRecordsParams{Table: table, Found: found}),
-		db.Adapter.MarkSentQuery(inboxsql.MarkSentParams{Table: table, Records: found}),
+	text := dialect.SQLite{}
+	for _, query := range []dialect.Query{
+		text.Consumers(table),
+		text.DeleteProcessed(table, dialect.DeleteProcessedParams{Consumer: "c", Before: time.Now().Add(-time.Hour), Limit: 1}),
+		text.Count(table, inbox.Selection{Consumer: "c", OlderThan: time.Hour, Unsent: true}),
+		text.Find(table, inbox.Selection{Consumer: "c"}, inbox.Key{}, 1),
+		text.DeleteRecords(table, found),
+		text.MarkSent(table, found),
 	} {
-		rows, err := db.Query(`EXPLAIN QUERY PLAN `+query.Query, query.Args...)
+		rows, err := db.Query(`EXPLAIN QUERY PLAN `+query.Text, query.Args...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -159,7 +161,7 @@ func TestSQLiteStatementsUseTheIndexes(t *testing.T) {
 				t.Fatal(err)
 			}
 			if strings.HasPrefix(step, "SCAN watermill_inbox") {
-				t.Errorf("%s in %s", step, query.Query)
+				t.Errorf("%s in %s", step, query.Text)
 			}
 		}
 		if err := errors.Join(rows.Err(), rows.Close()); err != nil {

@@ -16,35 +16,36 @@ import (
 
 	inbox "github.com/devmappa/watermill-inbox"
 	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
+	"github.com/devmappa/watermill-inbox/partitions"
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
 )
 
 // expiring makes a table with a partition "expired" that a pass retires, and lets the partitions be made again.
-func expiring(t testing.TB, driver string) (*testdb.Database, *inboxsql.Partitions) {
+func expiring(t testing.TB, driver string) (*testdb.Database, *partitions.Partitions) {
 	t.Helper()
 	db := testdb.PostgreSQL(t, driver)
-	partitions := db.Partitioned(t, inboxsql.PartitionsOptions{})
+	keeper := db.Partitioned(t, partitions.Options{})
 	makePartition(t, db, "expired", daysAgo(9), daysAgo(8))
-	return db, partitions
+	return db, keeper
 }
 
 // old is an id of the partition "expired".
-func old(n int) string { return testdb.ID(inboxsql.UUIDv7, daysAgo(9).Add(time.Hour), n) }
+func old(n int) string { return testdb.ID(inbox.UUIDv7, daysAgo(9).Add(time.Hour), n) }
 
 // young is an id of the present.
-func young(n int) string { return testdb.ID(inboxsql.UUIDv7, present, n) }
+func young(n int) string { return testdb.ID(inbox.UUIDv7, present, n) }
 
 var present = time.Now()
 
 func TestPartitionsAreRetired(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, driver string) {
-		db, partitions := expiring(t, driver)
+		db, keeper := expiring(t, driver)
 		db.SetMaxOpenConns(1)
 		repository := db.Repository(t, inboxsql.Options{})
 		wantClaim(t, repository, old(1), true)
 		wantClaim(t, repository, young(1), true)
-		if done := pass(t, partitions); !slices.Equal(done.Retired, []string{"expired"}) || len(done.Created)+len(done.Blocked) != 0 {
+		if done := pass(t, keeper); !slices.Equal(done.Retired, []string{"expired"}) || len(done.Created)+len(done.Blocked) != 0 {
 			t.Errorf("the pass says %+v", done)
 		}
 		if exists(t, db, "expired") {
@@ -55,7 +56,7 @@ func TestPartitionsAreRetired(t *testing.T) {
 			t.Errorf("%d records", got)
 		}
 		// What was dropped is not made again by a longer retention: its messages would be new.
-		longer, err := inboxsql.NewPartitions(db.DB, inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: 20 * 24 * time.Hour, Ahead: 24 * time.Hour})
+		longer, err := partitions.New(db.DB, partitions.Options{IDs: inbox.UUIDv7, Retention: 20 * 24 * time.Hour, Ahead: 24 * time.Hour})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -70,7 +71,7 @@ func TestPartitionsAreRetired(t *testing.T) {
 func TestUnsentMessagesBlockTheirPartition(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, driver string) {
-		db, partitions := expiring(t, driver)
+		db, keeper := expiring(t, driver)
 		makePartition(t, db, "later", daysAgo(5), daysAgo(4))
 		repository := db.Repository(t, inboxsql.Options{})
 		for n := range 3 {
@@ -78,8 +79,8 @@ func TestUnsentMessagesBlockTheirPartition(t *testing.T) {
 		}
 		db.MustExec(t, `UPDATE watermill_inbox SET dispatched_at = now(), produced = NULL WHERE message_id = $1`, old(0))
 		for range 2 { // it is reported each time
-			done := pass(t, partitions)
-			if !slices.Equal(done.Blocked, []inboxsql.BlockedPartition{{Partition: "expired", Unsent: 2}}) {
+			done := pass(t, keeper)
+			if !slices.Equal(done.Blocked, []partitions.Blocked{{Partition: "expired", Unsent: 2}}) {
 				t.Errorf("the pass says %+v", done)
 			}
 		}
@@ -89,15 +90,15 @@ func TestUnsentMessagesBlockTheirPartition(t *testing.T) {
 		wantClaim(t, repository, old(1), false)
 		wantClaim(t, repository, old(3), true)
 		// Between the blocked partition and the window: it was there, and is too old.
-		wantRefused(t, repository, testdb.ID(inboxsql.UUIDv7, daysAgo(5), 1), inbox.ErrTooOld)
-		longer, err := inboxsql.NewPartitions(db.DB, inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: 20 * 24 * time.Hour, Ahead: 24 * time.Hour})
+		wantRefused(t, repository, testdb.ID(inbox.UUIDv7, daysAgo(5), 1), inbox.ErrTooOld)
+		longer, err := partitions.New(db.DB, partitions.Options{IDs: inbox.UUIDv7, Retention: 20 * 24 * time.Hour, Ahead: 24 * time.Hour})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if done := pass(t, longer); len(done.Created)+len(done.Retired)+len(done.Blocked) != 0 {
 			t.Errorf("with a longer retention the pass says %+v", done)
 		}
-		wantRefused(t, repository, testdb.ID(inboxsql.UUIDv7, daysAgo(5), 1), inbox.ErrTooOld)
+		wantRefused(t, repository, testdb.ID(inbox.UUIDv7, daysAgo(5), 1), inbox.ErrTooOld)
 		unsent, err := inbox.Find(context.Background(), repository, inbox.Selection{Unsent: true}, inbox.Key{}, 10)
 		if err != nil || len(unsent) != 2 {
 			t.Fatalf("unsent: %v, %v", unsent, err)
@@ -105,7 +106,7 @@ func TestUnsentMessagesBlockTheirPartition(t *testing.T) {
 		if err := repository.MarkSent(context.Background(), unsent); err != nil {
 			t.Fatal(err)
 		}
-		if done := pass(t, partitions); !slices.Equal(done.Retired, []string{"expired"}) {
+		if done := pass(t, keeper); !slices.Equal(done.Retired, []string{"expired"}) {
 			t.Errorf("the pass says %+v", done)
 		}
 	})
@@ -116,7 +117,7 @@ func TestUnsentMessagesBlockTheirPartition(t *testing.T) {
 func TestAHandlerStoresWhileItsPartitionIsRetired(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, driver string) {
-		db, partitions := expiring(t, driver)
+		db, keeper := expiring(t, driver)
 		repository := db.Repository(t, inboxsql.Options{})
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -128,13 +129,13 @@ func TestAHandlerStoresWhileItsPartitionIsRetired(t *testing.T) {
 		if _, err := handler.Store(ctx, []byte("stored")); err != nil {
 			t.Fatal(err)
 		}
-		done := passing(ctx, partitions)
+		done := passing(ctx, keeper)
 		awaitPending(t, db, "expired")
 		if err := handler.Commit(ctx); err != nil {
 			t.Fatal(err)
 		}
 		result := <-done
-		if result.err != nil || !slices.Equal(result.Blocked, []inboxsql.BlockedPartition{{Partition: "expired", Unsent: 1}}) {
+		if result.err != nil || !slices.Equal(result.Blocked, []partitions.Blocked{{Partition: "expired", Unsent: 1}}) {
 			t.Fatalf("the pass says %+v", result)
 		}
 		duplicate, record, err := repository.Claim(ctx, key)
@@ -147,7 +148,7 @@ func TestAHandlerStoresWhileItsPartitionIsRetired(t *testing.T) {
 		if err := repository.MarkSent(ctx, []inbox.Found{{Key: key, Record: *record}}); err != nil {
 			t.Fatal(err)
 		}
-		if done := pass(t, partitions); !slices.Equal(done.Retired, []string{"expired"}) {
+		if done := pass(t, keeper); !slices.Equal(done.Retired, []string{"expired"}) {
 			t.Errorf("the next pass says %+v", done)
 		}
 	})
@@ -158,7 +159,7 @@ func TestAHandlerStoresWhileItsPartitionIsRetired(t *testing.T) {
 func TestAHandlerIsOpenWhileItsPartitionIsRetired(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, driver string) {
-		db, partitions := expiring(t, driver)
+		db, keeper := expiring(t, driver)
 		repository := db.Repository(t, inboxsql.Options{})
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -174,7 +175,7 @@ func TestAHandlerIsOpenWhileItsPartitionIsRetired(t *testing.T) {
 			}
 			handlers = append(handlers, handler)
 		}
-		done := passing(ctx, partitions)
+		done := passing(ctx, keeper)
 		awaitPending(t, db, "expired")
 		if err := handlers[0].Commit(ctx); err != nil {
 			t.Error(err)
@@ -198,14 +199,14 @@ func TestAHandlerIsOpenWhileItsPartitionIsRetired(t *testing.T) {
 
 // passResult is what a pass in another goroutine returned.
 type passResult struct {
-	inboxsql.PartitionsPass
+	partitions.Pass
 	err error
 }
 
-func passing(ctx context.Context, partitions *inboxsql.Partitions) <-chan passResult {
+func passing(ctx context.Context, keeper *partitions.Partitions) <-chan passResult {
 	done := make(chan passResult, 1)
 	go func() {
-		pass, err := partitions.Pass(context.WithoutCancel(ctx))
+		pass, err := keeper.Pass(context.WithoutCancel(ctx))
 		done <- passResult{pass, err}
 	}()
 	return done
@@ -256,7 +257,7 @@ func TestClaimsDoNotWaitForPartitions(t *testing.T) {
 			defer func() { _ = handler.Rollback() }()
 			handlers = append(handlers, handler)
 		}
-		further, err := inboxsql.NewPartitions(db.DB, inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: 24 * time.Hour, Ahead: 10 * 24 * time.Hour})
+		further, err := partitions.New(db.DB, partitions.Options{IDs: inbox.UUIDv7, Retention: 24 * time.Hour, Ahead: 10 * 24 * time.Hour})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -304,31 +305,31 @@ func TestAKilledPassIsTakenUp(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		until func(t *testing.T, db *testdb.Database)
-		want  inboxsql.PartitionsPass
+		want  partitions.Pass
 		there bool
 	}{
-		"after the mark":  {mark, inboxsql.PartitionsPass{Retired: []string{"expired"}}, false},
-		"before the drop": {func(t *testing.T, db *testdb.Database) { mark(t, db); detach(t, db) }, inboxsql.PartitionsPass{Retired: []string{"expired"}}, false},
+		"after the mark":  {mark, partitions.Pass{Retired: []string{"expired"}}, false},
+		"before the drop": {func(t *testing.T, db *testdb.Database) { mark(t, db); detach(t, db) }, partitions.Pass{Retired: []string{"expired"}}, false},
 		"before the return": {func(t *testing.T, db *testdb.Database) {
 			mark(t, db)
 			makeRecord(t, db, old(1), []byte("stored"))
 			detach(t, db)
 		},
-			inboxsql.PartitionsPass{Blocked: []inboxsql.BlockedPartition{{Partition: "expired", Unsent: 1}}}, true},
+			partitions.Pass{Blocked: []partitions.Blocked{{Partition: "expired", Unsent: 1}}}, true},
 		"after the return": {func(t *testing.T, db *testdb.Database) { mark(t, db); makeRecord(t, db, old(1), []byte("stored")) },
-			inboxsql.PartitionsPass{Blocked: []inboxsql.BlockedPartition{{Partition: "expired", Unsent: 1}}}, true},
-		"detached by somebody else": {detach, inboxsql.PartitionsPass{}, true},
+			partitions.Pass{Blocked: []partitions.Blocked{{Partition: "expired", Unsent: 1}}}, true},
+		"detached by somebody else": {detach, partitions.Pass{}, true},
 		"detached, and renamed to be kept": {func(t *testing.T, db *testdb.Database) {
 			mark(t, db)
 			detach(t, db)
 			db.MustExec(t, `ALTER TABLE expired RENAME TO kept`)
-		}, inboxsql.PartitionsPass{}, false},
+		}, partitions.Pass{}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db, partitions := expiring(t, "postgres")
+			db, keeper := expiring(t, "postgres")
 			c.until(t, db)
-			done := pass(t, partitions)
+			done := pass(t, keeper)
 			if !slices.Equal(done.Retired, c.want.Retired) || !slices.Equal(done.Blocked, c.want.Blocked) {
 				t.Errorf("the pass says %+v, want %+v", done, c.want)
 			}
@@ -338,7 +339,7 @@ func TestAKilledPassIsTakenUp(t *testing.T) {
 			if strings.Contains(name, "renamed") && !exists(t, db, "kept") {
 				t.Error("the renamed table was dropped")
 			}
-			if done := pass(t, partitions); len(done.Created)+len(done.Retired) != 0 {
+			if done := pass(t, keeper); len(done.Created)+len(done.Retired) != 0 {
 				t.Errorf("the pass after it says %+v", done)
 			}
 		})
@@ -355,7 +356,7 @@ func TestAPassKilledInDetach(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db, partitions := expiring(t, "postgres")
+			db, keeper := expiring(t, "postgres")
 			repository := db.Repository(t, inboxsql.Options{})
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
@@ -368,7 +369,7 @@ func TestAPassKilledInDetach(t *testing.T) {
 			defer kill()
 			failed := make(chan error, 1)
 			go func() {
-				_, err := partitions.Pass(killable)
+				_, err := keeper.Pass(killable)
 				failed <- err
 			}()
 			awaitPending(t, db, "expired")
@@ -383,7 +384,7 @@ func TestAPassKilledInDetach(t *testing.T) {
 			// The window has moved on, and claims go on.
 			wantRefused(t, repository, old(2), inbox.ErrTooOld)
 			wantClaim(t, repository, young(1), true)
-			done := passing(ctx, partitions)
+			done := passing(ctx, keeper)
 			eventually(t, "the next pass waits for the handler", func() bool { return detacher(t, db) != 0 })
 			wantClaim(t, repository, young(2), true)
 			if err := handler.Commit(ctx); err != nil {
@@ -400,7 +401,7 @@ func TestAPassKilledInDetach(t *testing.T) {
 func TestAPassFinishesAnotherOnesDetach(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, driver string) {
-		db, partitions := expiring(t, driver)
+		db, keeper := expiring(t, driver)
 		repository := db.Repository(t, inboxsql.Options{})
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -409,9 +410,9 @@ func TestAPassFinishesAnotherOnesDetach(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = handler.Rollback() }()
-		first := passing(ctx, partitions)
+		first := passing(ctx, keeper)
 		awaitPending(t, db, "expired")
-		second := passing(ctx, partitions)
+		second := passing(ctx, keeper)
 		eventually(t, "both wait", func() bool { return detachers(t, db) == 2 })
 		if err := handler.Commit(ctx); err != nil {
 			t.Fatal(err)
@@ -431,11 +432,11 @@ func TestPartitionsMakeTheTableInManyInstancesAtOnce(t *testing.T) {
 	for range 8 {
 		pool := db.Open(t)
 		pool.SetMaxOpenConns(1)
-		partitions, err := inboxsql.NewPartitions(pool, inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: 24 * time.Hour, Ahead: 24 * time.Hour})
+		keeper, err := partitions.New(pool, partitions.Options{IDs: inbox.UUIDv7, Retention: 24 * time.Hour, Ahead: 24 * time.Hour})
 		if err != nil {
 			t.Fatal(err)
 		}
-		results = append(results, passing(context.Background(), partitions))
+		results = append(results, passing(context.Background(), keeper))
 	}
 	created := 0
 	for _, done := range results {
@@ -457,7 +458,7 @@ func TestPartitionsInManyInstancesAtOnce(t *testing.T) {
 	db, _ := expiring(t, "postgres")
 	makePartition(t, db, "expired2", daysAgo(8), daysAgo(7))
 	makePartition(t, db, "blocked", daysAgo(7), daysAgo(6))
-	makeRecord(t, db, testdb.ID(inboxsql.UUIDv7, daysAgo(7), 1), []byte("stored"))
+	makeRecord(t, db, testdb.ID(inbox.UUIDv7, daysAgo(7), 1), []byte("stored"))
 	repository := db.Repository(t, inboxsql.Options{})
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -468,11 +469,11 @@ func TestPartitionsInManyInstancesAtOnce(t *testing.T) {
 	defer func() { _ = handler.Rollback() }()
 	var results []<-chan passResult
 	for range 4 {
-		partitions, err := inboxsql.NewPartitions(db.Open(t), inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: 24 * time.Hour, Ahead: 4 * 24 * time.Hour})
+		keeper, err := partitions.New(db.Open(t), partitions.Options{IDs: inbox.UUIDv7, Retention: 24 * time.Hour, Ahead: 4 * 24 * time.Hour})
 		if err != nil {
 			t.Fatal(err)
 		}
-		results = append(results, passing(ctx, partitions))
+		results = append(results, passing(ctx, keeper))
 	}
 	awaitPending(t, db, "expired")
 	wantClaim(t, repository, young(1), true)
@@ -487,11 +488,11 @@ func TestPartitionsInManyInstancesAtOnce(t *testing.T) {
 		}
 		created, retired = append(created, result.Created...), append(retired, result.Retired...)
 	}
-	partitions, err := inboxsql.NewPartitions(db.DB, inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: 24 * time.Hour, Ahead: 4 * 24 * time.Hour})
+	keeper, err := partitions.New(db.DB, partitions.Options{IDs: inbox.UUIDv7, Retention: 24 * time.Hour, Ahead: 4 * 24 * time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
-	last := pass(t, partitions)
+	last := pass(t, keeper)
 	created, retired = append(created, last.Created...), append(retired, last.Retired...)
 	slices.Sort(created)
 	slices.Sort(retired)
@@ -501,7 +502,7 @@ func TestPartitionsInManyInstancesAtOnce(t *testing.T) {
 	if !slices.Equal(retired, []string{"expired", "expired2"}) {
 		t.Errorf("retired were %v, want each once", retired)
 	}
-	if !slices.Equal(last.Blocked, []inboxsql.BlockedPartition{{Partition: "blocked", Unsent: 1}}) {
+	if !slices.Equal(last.Blocked, []partitions.Blocked{{Partition: "blocked", Unsent: 1}}) {
 		t.Errorf("blocked are %+v", last.Blocked)
 	}
 	if exists(t, db, "expired") || exists(t, db, "expired2") {
@@ -515,7 +516,7 @@ func TestPartitionsInManyInstancesAtOnce(t *testing.T) {
 func TestClaimsRacePartitions(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, driver string) {
-		db, partitions := expiring(t, driver)
+		db, keeper := expiring(t, driver)
 		db.SetMaxOpenConns(12)
 		handle := wrap(t, db.Repository(t, inboxsql.Options{}), inbox.Options{}, func(msg *message.Message) error {
 			return db.Write(msg.Context(), msg.UUID)
@@ -544,7 +545,7 @@ func TestClaimsRacePartitions(t *testing.T) {
 				defer group.Done()
 				<-start
 				makePartition(t, db, name, from, from.AddDate(0, 0, 1))
-				if _, err := partitions.Pass(context.Background()); err != nil {
+				if _, err := keeper.Pass(context.Background()); err != nil {
 					t.Error(err)
 				}
 			}()
@@ -555,14 +556,14 @@ func TestClaimsRacePartitions(t *testing.T) {
 					<-start
 					for n := range messages {
 						n := (n + worker*messages/copies) % messages
-						if err := retried(testdb.ID(inboxsql.UUIDv7, from, n)); err != nil {
+						if err := retried(testdb.ID(inbox.UUIDv7, from, n)); err != nil {
 							// The partition may also have come between the claim and the look for the reason.
 							if !errors.Is(err, inbox.ErrTooOld) && (inbox.ShouldPoison(err) || !strings.Contains(err.Error(), "23514")) {
 								t.Errorf("an old message: %v", err)
 							}
 							refused.Add(1)
 						}
-						if err := retried(testdb.ID(inboxsql.UUIDv7, today(), round*messages+n)); err != nil {
+						if err := retried(testdb.ID(inbox.UUIDv7, today(), round*messages+n)); err != nil {
 							t.Errorf("a young message: %v", err)
 						}
 					}
@@ -582,7 +583,7 @@ func TestClaimsRacePartitions(t *testing.T) {
 		if once := slices.Compact(slices.Clone(effects)); len(once) != len(effects) {
 			t.Errorf("%d effects of %d messages", len(effects), len(once))
 		}
-		if got := db.Count(t, `SELECT count(*) FROM effects WHERE effect COLLATE "C" >= $1`, inboxsql.UUIDv7.Bound(today())); got != rounds*messages {
+		if got := db.Count(t, `SELECT count(*) FROM effects WHERE effect COLLATE "C" >= $1`, inbox.UUIDv7.Bound(today())); got != rounds*messages {
 			t.Errorf("%d effects of young messages, want %d", got, rounds*messages)
 		}
 		t.Logf("%d claims of old messages were refused, %d had an effect", refused.Load(), len(effects)-rounds*messages)
@@ -594,21 +595,21 @@ func TestClaimsRacePartitions(t *testing.T) {
 func TestATableInTheWayIsNotReplaced(t *testing.T) {
 	t.Parallel()
 	db := testdb.PostgreSQL(t, "postgres")
-	partitions := db.Partitioned(t, inboxsql.PartitionsOptions{Ahead: 3 * 24 * time.Hour})
+	keeper := db.Partitioned(t, partitions.Options{Ahead: 3 * 24 * time.Hour})
 	repository := db.Repository(t, inboxsql.Options{})
-	id := testdb.ID(inboxsql.UUIDv7, daysAgo(-1), 1)
+	id := testdb.ID(inbox.UUIDv7, daysAgo(-1), 1)
 	wantClaim(t, repository, id, true)
 	name := "watermill_inbox_p" + daysAgo(-1).Format("20060102t150405")
 	db.MustExec(t, `ALTER TABLE watermill_inbox DETACH PARTITION `+name)
 	db.MustExec(t, `DROP TABLE watermill_inbox_p`+daysAgo(-2).Format("20060102t150405"))
-	done, err := partitions.Pass(context.Background())
+	done, err := keeper.Pass(context.Background())
 	if err == nil || !strings.Contains(err.Error(), name) || len(done.Created) != 1 {
 		t.Fatalf("the pass says %+v, %v", done, err)
 	}
 	if done.Left > 2*24*time.Hour {
 		t.Errorf("left are %s, want the time up to the hole", done.Left)
 	}
-	wantRefused(t, repository, id, inboxsql.ErrNoPartition)
+	wantRefused(t, repository, id, partitions.ErrNoPartition)
 }
 
 // A pass needs the table's owner and nothing more, and what another owner's pass makes is the owner's.
@@ -626,8 +627,8 @@ func TestPartitionsOfTheOwner(t *testing.T) {
 	asRole := *db
 	asRole.URL = strings.Replace(db.URL, "postgres://postgres@", "postgres://"+role+"@", 1)
 	asRole.DB = asRole.Open(t)
-	partitions := asRole.Partitioned(t, inboxsql.PartitionsOptions{})
-	further, err := inboxsql.NewPartitions(db.DB, inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: 24 * time.Hour, Ahead: 10 * 24 * time.Hour})
+	keeper := asRole.Partitioned(t, partitions.Options{})
+	further, err := partitions.New(db.DB, partitions.Options{IDs: inbox.UUIDv7, Retention: 24 * time.Hour, Ahead: 10 * 24 * time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -639,7 +640,7 @@ func TestPartitionsOfTheOwner(t *testing.T) {
 	}
 	makePartition(t, db, "expired", daysAgo(9), daysAgo(8))
 	db.MustExec(t, `ALTER TABLE expired OWNER TO `+role)
-	if done := pass(t, partitions); !slices.Equal(done.Retired, []string{"expired"}) {
+	if done := pass(t, keeper); !slices.Equal(done.Retired, []string{"expired"}) {
 		t.Errorf("the owner's pass says %+v", done)
 	}
 }
@@ -648,13 +649,13 @@ func TestPartitionsOfTheOwner(t *testing.T) {
 func TestPartitionsRun(t *testing.T) {
 	t.Parallel()
 	db := testdb.PostgreSQL(t, "postgres")
-	partitions, err := inboxsql.NewPartitions(db.DB, inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: 24 * time.Hour, Ahead: time.Hour, Interval: time.Millisecond})
+	keeper, err := partitions.New(db.DB, partitions.Options{IDs: inbox.UUIDv7, Retention: 24 * time.Hour, Ahead: time.Hour, Interval: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan error, 1)
-	go func() { stopped <- partitions.Run(ctx) }()
+	go func() { stopped <- keeper.Run(ctx) }()
 	eventually(t, "the table is made", func() bool { return exists(t, db, "watermill_inbox") && partitionsOf(t, db) >= 2 })
 	makePartition(t, db, "expired", daysAgo(9), daysAgo(8))
 	eventually(t, "the partition is dropped", func() bool { return !exists(t, db, "expired") })
@@ -673,18 +674,18 @@ func TestPartitionsBehindPgBouncer(t *testing.T) {
 	if err := db.QueryRow(`SELECT current_schema()`).Scan(&schema); err != nil {
 		t.Fatal(err)
 	}
-	db.Partitioned(t, inboxsql.PartitionsOptions{})
+	db.Partitioned(t, partitions.Options{})
 	makePartition(t, db, "expired", daysAgo(9), daysAgo(8))
 	pool, err := sql.Open("postgres", bouncer.URL())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = pool.Close() })
-	partitions, err := inboxsql.NewPartitions(pool, inboxsql.PartitionsOptions{Table: schema + ".watermill_inbox", IDs: inboxsql.UUIDv7, Retention: 24 * time.Hour, Ahead: 10 * 24 * time.Hour})
+	keeper, err := partitions.New(pool, partitions.Options{Table: schema + ".watermill_inbox", IDs: inbox.UUIDv7, Retention: 24 * time.Hour, Ahead: 10 * 24 * time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if done := pass(t, partitions); len(done.Created) != 9 || !slices.Equal(done.Retired, []string{"expired"}) {
+	if done := pass(t, keeper); len(done.Created) != 9 || !slices.Equal(done.Retired, []string{"expired"}) {
 		t.Errorf("the pass says %+v", done)
 	}
 }
@@ -694,7 +695,7 @@ func TestPartitionsBehindPgBouncer(t *testing.T) {
 func TestPartitionsAndAWrongClock(t *testing.T) {
 	t.Parallel()
 	db := testdb.PostgreSQL(t, "postgres")
-	partitions := db.Partitioned(t, inboxsql.PartitionsOptions{})
+	keeper := db.Partitioned(t, partitions.Options{})
 	repository := db.Repository(t, inboxsql.Options{})
 	wantClaim(t, repository, young(1), true)
 	before := partitionsOf(t, db)
@@ -707,7 +708,7 @@ func TestPartitionsAndAWrongClock(t *testing.T) {
 	// What is in the schema hides what is in the catalog.
 	wrong.URL = strings.Replace(db.URL, "search_path="+schema, "search_path="+schema+",pg_catalog", 1)
 	wrong.DB = wrong.Open(t)
-	elsewhen, err := inboxsql.NewPartitions(wrong.DB, inboxsql.PartitionsOptions{IDs: inboxsql.UUIDv7, Retention: 24 * time.Hour, Ahead: 24 * time.Hour})
+	elsewhen, err := partitions.New(wrong.DB, partitions.Options{IDs: inbox.UUIDv7, Retention: 24 * time.Hour, Ahead: 24 * time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -719,13 +720,13 @@ func TestPartitionsAndAWrongClock(t *testing.T) {
 		}
 		wantClaim(t, repository, young(1), false)
 		wantRefused(t, repository, old(1), inbox.ErrTooOld)
-		wantRefused(t, repository, testdb.ID(inboxsql.UUIDv7, daysAgo(3), 1), inbox.ErrTooOld)
+		wantRefused(t, repository, testdb.ID(inbox.UUIDv7, daysAgo(3), 1), inbox.ErrTooOld)
 	}
 	if got := partitionsOf(t, db); got <= before {
 		t.Errorf("%d partitions, the clock was not wrong", got)
 	}
 	wantClaim(t, repository, young(2), true)
-	if done := pass(t, partitions); len(done.Created)+len(done.Retired) != 0 || done.Left < 24*time.Hour {
+	if done := pass(t, keeper); len(done.Created)+len(done.Retired) != 0 || done.Left < 24*time.Hour {
 		t.Errorf("with the right clock the pass says %+v", done)
 	}
 }

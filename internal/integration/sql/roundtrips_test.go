@@ -15,6 +15,7 @@ import (
 	inbox "github.com/devmappa/watermill-inbox"
 	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
+	inboxpq "github.com/devmappa/watermill-inbox/sql/pq"
 )
 
 // countingConn counts round trips: a write after a read asks the server anew.
@@ -93,7 +94,7 @@ func TestRoundTrips(t *testing.T) {
 			pq.Dialer(countingDialer{counted})
 			var connector driver.Connector = pq
 			if name == "lib-pq, fused" {
-				if connector, err = inboxsql.NewConnector(pq); err != nil {
+				if connector, err = inboxpq.NewConnector(pq); err != nil {
 					t.Fatal(err)
 				}
 			}

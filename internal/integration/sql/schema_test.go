@@ -106,7 +106,7 @@ func TestCheckRefuses(t *testing.T) {
 					t.Error("the handler ran")
 					return nil, nil
 				})(newMessage("1"))
-				var check *inboxsql.CheckError
+				var check *inbox.CheckError
 				if !errors.As(err, &check) || !strings.Contains(strings.Join(check.Problems, "; "), c.want) {
 					t.Fatalf("the error is %v, want a *CheckError that says %q", err, c.want)
 				}
@@ -130,7 +130,7 @@ func TestCheckRefusesATemporaryTable(t *testing.T) {
 		"PostgreSQL":               {testdb.PostgreSQL(t, "postgres"), "pg_temp.inbox"},
 	} {
 		repository := c.db.RepositoryWithoutSchema(t, inboxsql.Options{Table: c.table})
-		var check *inboxsql.CheckError
+		var check *inbox.CheckError
 		if err := repository.InitializeSchema(context.Background()); !errors.As(err, &check) || !strings.Contains(err.Error(), "temporary") {
 			t.Errorf("%s: the error is %v, want a *CheckError about a temporary table", driver, err)
 		}

@@ -21,6 +21,7 @@ import (
 	inbox "github.com/devmappa/watermill-inbox"
 	"github.com/devmappa/watermill-inbox/inboxtest"
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
+	inboxpq "github.com/devmappa/watermill-inbox/sql/pq"
 )
 
 // Database is a test's own: an inbox table and a table of effects.
@@ -28,7 +29,7 @@ type Database struct {
 	*sql.DB
 	Driver  string
 	URL     string // data source name; in PostgreSQL the schema is the search path
-	Fused   bool   // opened through inboxsql.NewConnector
+	Fused   bool   // opened through inboxpq.NewConnector
 	Adapter inboxsql.SchemaAdapter
 }
 
@@ -43,7 +44,7 @@ func PostgreSQLURL(t testing.TB) string {
 }
 
 // PostgreSQL makes a schema for the test and opens it with the driver: "postgres" (lib/pq), "fused" (lib/pq
-// behind inboxsql.NewConnector) or "pgx".
+// behind inboxpq.NewConnector) or "pgx".
 func PostgreSQL(t testing.TB, driver string) *Database {
 	t.Helper()
 	if driver == "fused" {
@@ -98,7 +99,7 @@ func SQLiteWith(t testing.TB, parameters string) *Database {
 	return db
 }
 
-// PostgreSQLFused is PostgreSQL with lib/pq behind inboxsql.NewConnector.
+// PostgreSQLFused is PostgreSQL with lib/pq behind inboxpq.NewConnector.
 func PostgreSQLFused(t testing.TB) *Database {
 	t.Helper()
 	db := PostgreSQL(t, "postgres")
@@ -117,7 +118,7 @@ func (d *Database) Open(t testing.TB) *sql.DB {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fused, err := inboxsql.NewConnector(connector)
+	fused, err := inboxpq.NewConnector(connector)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,14 +11,15 @@ import (
 
 	inbox "github.com/devmappa/watermill-inbox"
 	"github.com/devmappa/watermill-inbox/inboxtest"
+	"github.com/devmappa/watermill-inbox/partitions"
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
 )
 
 // Partitioned makes the database's inbox a partitioned one, with a few partitions, before there is a table.
-func (d *Database) Partitioned(t testing.TB, options inboxsql.PartitionsOptions) *inboxsql.Partitions {
+func (d *Database) Partitioned(t testing.TB, options partitions.Options) *partitions.Partitions {
 	t.Helper()
 	if options.IDs == 0 {
-		options.IDs = inboxsql.UUIDv7
+		options.IDs = inbox.UUIDv7
 	}
 	if options.Retention == 0 {
 		options.Retention = 24 * time.Hour
@@ -27,7 +28,7 @@ func (d *Database) Partitioned(t testing.TB, options inboxsql.PartitionsOptions)
 		options.Ahead = 24 * time.Hour
 	}
 	d.Adapter = inboxsql.PartitionedPostgreSQLSchema{IDs: options.IDs}
-	partitions, err := inboxsql.NewPartitions(d.DB, options)
+	partitions, err := partitions.New(d.DB, options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +39,7 @@ func (d *Database) Partitioned(t testing.TB, options inboxsql.PartitionsOptions)
 }
 
 // ID is the n-th id of the time's millisecond.
-func ID(kind inboxsql.IDKind, at time.Time, n int) string {
+func ID(kind inbox.IDKind, at time.Time, n int) string {
 	bound := kind.Bound(at)
 	digits := fmt.Sprintf("%09d", n)
 	return bound[:len(bound)-len(digits)] + digits
@@ -74,7 +75,7 @@ func (u *uuids) key(key inbox.Key) inbox.Key {
 	uuid, ok := u.uuids[key.MessageID]
 	if !ok {
 		start := (key.MessageID + strings.Repeat("\x00", 4))[:4]
-		uuid = inboxsql.UUIDv7.Bound(time.Now().Truncate(time.Hour))
+		uuid = inbox.UUIDv7.Bound(time.Now().Truncate(time.Hour))
 		uuid = fmt.Sprintf("%s-%x%04x", uuid[:23], start, len(u.uuids))
 		u.uuids[key.MessageID], u.texts[uuid] = uuid, key.MessageID
 	}

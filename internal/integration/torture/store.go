@@ -15,6 +15,7 @@ import (
 	inbox "github.com/devmappa/watermill-inbox"
 	inboxpgx "github.com/devmappa/watermill-inbox/pgx"
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
+	inboxpq "github.com/devmappa/watermill-inbox/sql/pq"
 )
 
 // store is the database as a worker uses it. The handler's statements go through the transaction in the
@@ -59,7 +60,7 @@ func openSQL(name, dsn string) (*sql.DB, inboxsql.SchemaAdapter, error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		fused, err := inboxsql.NewConnector(connector)
+		fused, err := inboxpq.NewConnector(connector)
 		if err != nil {
 			return nil, nil, err
 		}

@@ -1,0 +1,115 @@
+// Package dialect has the SQL text of each database, and what its errors mean. It runs nothing: the order of the
+// statements is internal/engine's, and how they reach a server is a driver's executor's. A new database is one
+// [Dialect] and its schema files.
+package dialect
+
+import (
+	"time"
+
+	inbox "github.com/devmappa/watermill-inbox"
+)
+
+// Dialect is one database. Its methods may be called by many goroutines at once. Keys are valid, times are
+// selected as microseconds since 1970, and bytes that are known to be sent as NULL.
+type Dialect interface {
+	// Claim inserts the key and affects one row, or, by a conflict clause that names the key's columns, none when
+	// there is a record already.
+	Claim(table Table, key inbox.Key) Query
+
+	// Savepoint and ReleaseSavepoint run before the claim and before the commit, for drivers that commit without
+	// saying that the transaction had ended before. The second fails unless that transaction is still open.
+	Savepoint() Query
+	ReleaseSavepoint() Query
+
+	// Record selects processed_at and produced of the key's record, unless this transaction has made it.
+	Record(table Table, key inbox.Key) Query
+
+	// Store sets produced in the key's record and returns its processed_at.
+	Store(table Table, key inbox.Key, produced []byte) Query
+
+	// MarkSent notes that the messages stored with these records, at least one, are sent. Statements lock in the
+	// order of the keys.
+	MarkSent(table Table, records []inbox.Found) Query
+
+	// Consumers selects consumer and the database's time: a row for each consumer that has records, in order, and
+	// one with an empty name. It does not read the whole table.
+	Consumers(table Table) Query
+
+	// CleanerLock selects 1 when this transaction holds the lock of the table's cleaners until its end, and 0 at
+	// once when another one does. Empty text: not needed.
+	CleanerLock(table Table) Query
+
+	// DeleteProcessed deletes as inbox.Records says, and returns processed_at of each record that it deletes.
+	DeleteProcessed(table Table, params DeleteProcessedParams) Query
+
+	// Count selects the number of the records of a selection.
+	Count(table Table, selection inbox.Selection) Query
+
+	// Find selects consumer, message_id, processed_at and produced, as inbox.Records says. After is the zero key or
+	// a valid one.
+	Find(table Table, selection inbox.Selection, after inbox.Key, limit int) Query
+
+	// DeleteRecords deletes the records, at least one, whose keys and processed_at are those of the found ones.
+	// Statements lock in the order of the keys.
+	DeleteRecords(table Table, found []inbox.Found) Query
+
+	// Statistics selects consumer, the number of records, how many of them are unsent, processed_at of the first
+	// and the last one, how many were claimed in the last 24 hours, and 0: a row for each consumer, in order. One
+	// more row, with an empty name, has the table's size in bytes at the end.
+	Statistics(table Table) Query
+
+	// Check selects one text per fault that would make the inbox unsafe or unusable; no row when all is well.
+	Check(table Table) Query
+
+	// Locate selects the schemas in which a table that was named without one is found, the one that counts first,
+	// and 1 if the role may use it, else 0; no row when there is none. Empty text: names are not searched for.
+	Locate(table Table) Query
+
+	// SchemaLock lets one transaction at a time create the schema. Empty text: not needed.
+	SchemaLock() Query
+
+	// Schema are the statements that create what is missing.
+	Schema(table Table) []Query
+
+	// IsBrokenByHandler reports whether COMMIT was refused for what the handler did in the transaction, by the
+	// error's code. False in doubt.
+	IsBrokenByHandler(err error) bool
+
+	// IsTransactionOver reports whether a statement of ours failed because the transaction has failed or ended
+	// before, by the error's code. False in doubt.
+	IsTransactionOver(err error) bool
+}
+
+// BeginClaimer is a [Dialect] for which a driver can send the claim in one message with BEGIN.
+type BeginClaimer interface {
+	// BeginClaim is Claim, but fails on a connection that was already in a transaction.
+	BeginClaim(table Table, key inbox.Key) Query
+}
+
+// KeyChecker is a [Dialect] that does not take every key.
+type KeyChecker interface {
+	// CheckKey runs before any SQL is sent. Its error is the claim's, and matches inbox.ErrInvalidKey for what no
+	// retry cures.
+	CheckKey(key inbox.Key) error
+}
+
+// ClaimExplainer is a [Dialect] that knows more about why a claim failed.
+type ClaimExplainer interface {
+	// ExplainClaim returns the error to give in place of the claim's, which it wraps, or the same error. The
+	// transaction has been rolled back. The function runs a query on the pool and returns its single column,
+	// of type text.
+	ExplainClaim(table Table, key inbox.Key, err error, texts func(Query) ([]string, error)) error
+}
+
+// Query is a statement and its arguments.
+type Query struct {
+	Text string
+	Args []any
+}
+
+// DeleteProcessedParams are the parameters of DeleteProcessed.
+type DeleteProcessedParams struct {
+	Consumer     string
+	From, Before time.Time
+	Limit        int
+}

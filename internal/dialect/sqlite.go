@@ -1,0 +1,170 @@
+package dialect
+
+import (
+	"errors"
+	"strings"
+
+	inbox "github.com/devmappa/watermill-inbox"
+)
+
+// SQLite is the [Dialect] of SQLite 3.35 and later.
+type SQLite struct{}
+
+var _ Dialect = SQLite{}
+
+// Claim implements [Dialect].
+func (SQLite) Claim(table Table, key inbox.Key) Query {
+	return Query{`INSERT INTO ` + table.Quoted() + ` ("consumer", "message_id") VALUES (?, ?) ` +
+		`ON CONFLICT ("consumer", "message_id") DO NOTHING`, keyArgs(key)}
+}
+
+// Record implements [Dialect].
+func (SQLite) Record(table Table, key inbox.Key) Query {
+	return Query{`SELECT "processed_at" * 1000, CASE WHEN "dispatched_at" IS NULL THEN "produced" END FROM ` +
+		table.Quoted() + sqliteWhereKey, keyArgs(key)}
+}
+
+// Store implements [Dialect].
+func (SQLite) Store(table Table, key inbox.Key, produced []byte) Query {
+	return Query{`UPDATE ` + table.Quoted() + ` SET "produced" = ?` + sqliteWhereKey + ` RETURNING "processed_at" * 1000`,
+		append([]any{produced}, keyArgs(key)...)}
+}
+
+// Savepoint implements [Dialect].
+func (SQLite) Savepoint() Query {
+	return Query{Text: `SAVEPOINT "watermill_inbox_claimed"`}
+}
+
+// ReleaseSavepoint implements [Dialect]. SQLite rolls a transaction back by itself on some errors
+// (disk full, ON CONFLICT ROLLBACK); what the handler writes after that is committed statement by
+// statement. The savepoint is gone then.
+func (SQLite) ReleaseSavepoint() Query {
+	return Query{Text: `RELEASE "watermill_inbox_claimed"`}
+}
+
+// MarkSent implements [Dialect].
+func (SQLite) MarkSent(table Table, records []inbox.Found) Query {
+	chosen, args := sqliteFound(records)
+	return Query{chosen + ` UPDATE ` + table.Quoted() + ` SET "dispatched_at" = ` + sqliteNow + `, "produced" = NULL ` +
+		`WHERE "produced" IS NOT NULL AND ` + sqliteChosen, args}
+}
+
+// sqliteFound names the records as they were found, for sqliteChosen.
+func sqliteFound(records []inbox.Found) (with string, args []any) {
+	for _, f := range records {
+		args = append(args, f.Key.Consumer, f.Key.MessageID, f.ProcessedAt.UnixMilli())
+	}
+	values := strings.TrimSuffix(strings.Repeat("(?, ?, ?), ", len(records)), ", ")
+	return `WITH chosen ("consumer", "message_id", "processed_at") AS (VALUES ` + values + `)`, args
+}
+
+// Check implements [Dialect].
+func (SQLite) Check(table Table) Query {
+	schema := table.Schema()
+	if schema == "" {
+		schema = "main"
+	}
+	// Both names are identifiers, see ParseTable.
+	return Query{Text: strings.NewReplacer("$table", table.Name(), "$schema", schema).Replace(sqliteCheck)}
+}
+
+// Schema implements [Dialect].
+func (SQLite) Schema(table Table) []Query {
+	// CREATE INDEX names the schema at the index, not at the table.
+	index := Table{schema: table.Schema(), name: table.Name() + indexSuffix}
+	return schemaQueries("sqlite", strings.NewReplacer(
+		defaultIndex+` ON "`+defaultTable+`"`, index.Quoted()+` ON "`+table.Name()+`"`,
+		`"`+defaultTable+`"`, table.Quoted(),
+	))
+}
+
+// IsBrokenByHandler implements [Dialect], for drivers whose errors tell SQLite's result code by a
+// method Code() int, as modernc.org/sqlite's do.
+func (SQLite) IsBrokenByHandler(err error) bool {
+	var codeErr interface{ Code() int }
+	if !errors.As(err, &codeErr) {
+		return false
+	}
+	const (
+		sqliteError      = 1  // no transaction is active
+		sqliteConstraint = 19 // deferred foreign keys
+	)
+	primary := codeErr.Code() & 0xff
+	return primary == sqliteError || primary == sqliteConstraint
+}
+
+// IsTransactionOver implements [Dialect]. Both statements fail when the transaction is gone, or for
+// want of a lock, memory or disk; drivers that do not tell the code are believed to mean the first.
+func (SQLite) IsTransactionOver(err error) bool {
+	var codeErr interface{ Code() int }
+	if !errors.As(err, &codeErr) {
+		return true
+	}
+	switch codeErr.Code() & 0xff {
+	case 5, 6, 7, 10, 13: // busy, locked, out of memory, I/O, full
+		return false
+	}
+	return true
+}
+
+// Locate implements [Dialect].
+func (SQLite) Locate(Table) Query { return Query{} }
+
+// SchemaLock implements [Dialect]: there is one writer anyway.
+func (SQLite) SchemaLock() Query { return Query{} }
+
+// sqliteNow is the schema's default of processed_at.
+const sqliteNow = `CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)`
+
+// These compare bytes whatever the columns' collation is, as the key that Check demands does.
+const (
+	sqliteConsumer  = `"consumer" COLLATE BINARY`
+	sqliteMessageID = `"message_id" COLLATE BINARY`
+	sqliteKey       = sqliteConsumer + `, ` + sqliteMessageID
+	sqliteChosen    = `("consumer", "message_id") IN (SELECT "consumer", "message_id" FROM chosen) AND (` + sqliteKey + `, "processed_at") IN (SELECT * FROM chosen)` // the first by the index
+	sqliteWhereKey  = ` WHERE ` + sqliteConsumer + ` = ? AND ` + sqliteMessageID + ` = ?`
+)
+
+func keyArgs(key inbox.Key) []any { return []any{key.Consumer, key.MessageID} }
+
+const sqliteCheck = `
+WITH attribute AS (
+	SELECT name, upper(type) AS type, dflt_value FROM pragma_table_info('$table', '$schema')
+), key AS (
+	SELECT * FROM attribute WHERE name IN ('consumer', 'message_id')
+)
+SELECT 'the connection is read-only (PRAGMA query_only)'
+FROM pragma_query_only WHERE query_only <> 0
+UNION ALL
+SELECT 'journal_mode is off: nothing can be rolled back'
+FROM pragma_journal_mode WHERE journal_mode = 'off'
+UNION ALL
+SELECT 'the table is temporary: other connections would not see what was processed'
+WHERE lower('$schema') = 'temp'
+UNION ALL
+SELECT 'the table does not exist: apply schema file 001_inbox.sql'
+WHERE NOT EXISTS (SELECT 1 FROM attribute)
+UNION ALL
+SELECT 'column ' || need.column1 || ' is missing: apply schema file 001_inbox.sql'
+FROM (VALUES ('consumer'), ('message_id'), ('processed_at'), ('produced'), ('dispatched_at')) AS need
+WHERE EXISTS (SELECT 1 FROM attribute) AND need.column1 NOT IN (SELECT name FROM attribute)
+UNION ALL
+SELECT 'column ' || name || ' has type ' || type || ', which changes what it stores; it must be TEXT'
+FROM key
+WHERE type LIKE '%INT%' OR NOT (type LIKE '%CHAR%' OR type LIKE '%CLOB%' OR type LIKE '%TEXT%')
+UNION ALL
+SELECT 'column processed_at has no default'
+FROM attribute WHERE name = 'processed_at' AND dflt_value IS NULL
+UNION ALL
+SELECT 'index ' || i.name || ' is unique on less than the key, so it would refuse or replace other messages'
+FROM pragma_index_list('$table', '$schema') AS i
+WHERE i."unique" = 1 AND (SELECT count(*) FROM pragma_index_xinfo(i.name, '$schema') WHERE "key" = 1 AND name IN ('consumer', 'message_id')) < 2
+UNION ALL
+SELECT 'no primary key or unique index on exactly (consumer, message_id) that is not partial and compares bytes'
+WHERE EXISTS (SELECT 1 FROM attribute) AND NOT EXISTS (
+	SELECT 1 FROM pragma_index_list('$table', '$schema') AS i
+	WHERE i."unique" = 1 AND i.partial = 0
+		AND (SELECT count(*) FROM pragma_index_xinfo(i.name, '$schema') WHERE "key" = 1) = 2
+		AND (SELECT count(*) FROM pragma_index_xinfo(i.name, '$schema')
+			WHERE "key" = 1 AND name IN ('consumer', 'message_id') AND coll = 'BINARY') = 2
+)`
