@@ -15,12 +15,12 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestMemoryRepository(t *testing.T) {
 	t.Parallel()
-	inboxtest.TestRepository(t, inboxtest.Features{}, memorySubject)
+	inboxtest.TestRepository(t, inboxtest.RepositoryFeatures{}, memorySubject)
 }
 
-func memorySubject(*testing.T) inboxtest.Subject {
+func memorySubject(*testing.T) inboxtest.RepositorySubject {
 	repository := inboxtest.NewMemoryRepository()
-	return inboxtest.Subject{
+	return inboxtest.RepositorySubject{
 		Repository: repository,
 		Write:      repository.Write,
 		Effects:    func(context.Context) ([]string, error) { return repository.Effects(), nil },

@@ -16,9 +16,9 @@ import (
 	inbox "github.com/devmappa/watermill-inbox"
 )
 
-// Subject is a repository under test with what a test needs around it. Its functions may be called by
+// RepositorySubject is a repository under test with what a test needs around it. Its functions may be called by
 // many goroutines.
-type Subject struct {
+type RepositorySubject struct {
 	// Repository is the repository under test. Required.
 	Repository inbox.Repository
 
@@ -43,12 +43,12 @@ type Subject struct {
 	Abandon func(ctx context.Context) error
 
 	// FailStatement runs a statement in the transaction that the database refuses, and returns its error.
-	// Required with Features.FailedStatementBreaksTransaction.
+	// Required with RepositoryFeatures.FailedStatementBreaksTransaction.
 	FailStatement func(ctx context.Context) error
 }
 
-// Features are the differences between repositories that are not faults.
-type Features struct {
+// RepositoryFeatures are the differences between repositories that are not faults.
+type RepositoryFeatures struct {
 	// FailedStatementBreaksTransaction: after a refused statement the transaction cannot be committed.
 	FailedStatementBreaksTransaction bool
 
@@ -65,7 +65,7 @@ type Features struct {
 
 // TestRepository runs the whole kit. The constructor is called once per case, in parallel; each subject
 // must have records and effects of its own, and clean up by t.Cleanup.
-func TestRepository(t *testing.T, features Features, constructor func(t *testing.T) Subject) {
+func TestRepository(t *testing.T, features RepositoryFeatures, constructor func(t *testing.T) RepositorySubject) {
 	t.Helper()
 	families := map[string][]kitCase{
 		"Claim":       claimCases,
@@ -84,7 +84,7 @@ func TestRepository(t *testing.T, features Features, constructor func(t *testing
 			for _, c := range cases {
 				t.Run(c.name, func(t *testing.T) {
 					t.Parallel()
-					c.run(&kit{T: t, Subject: constructor(t), features: features})
+					c.run(&kit{T: t, RepositorySubject: constructor(t), features: features})
 				})
 			}
 		})
@@ -99,8 +99,8 @@ type kitCase struct {
 // kit is one case's test and subject.
 type kit struct {
 	*testing.T
-	Subject
-	features Features
+	RepositorySubject
+	features RepositoryFeatures
 }
 
 // patience bounds every wait in the kit. It is long, because it only matters when a test fails.
@@ -123,7 +123,7 @@ func (k *kit) records() inbox.Records {
 	}
 	records, ok := k.Repository.(inbox.Records)
 	if !ok {
-		k.Fatalf("%T does not implement inbox.Records; set Features.WithoutRecords if that is meant", k.Repository)
+		k.Fatalf("%T does not implement inbox.Records; set RepositoryFeatures.WithoutRecords if that is meant", k.Repository)
 	}
 	return records
 }
