@@ -11,107 +11,119 @@ import (
 
 // Field case 18: two consumers hold the same message at once.
 var concurrencyCases = []kitCase{
-	{"a copy waits for the first, which commits", func(k *kit) {
-		key := k.key()
-		first := k.claim(k.context(), key)
-		second := k.claimLater(k.context(), key)
-		second.wantWaiting(k)
-		if err := first.Commit(k.context()); err != nil {
-			k.Fatal(err)
+	{"a copy waits for the first, which commits", copyWaitsForCommit},
+	{"a copy waits for the first, which rolls back", copyWaitsForRollback},
+	{"a waiting copy gives up when its context ends, and leaves nothing behind", waitingCopyGivesUp},
+	{"many copies at once have one effect", manyCopiesOfOneMessage},
+	{"another message does not wait", otherMessageDoesNotWait},
+	{"many messages with copies at once have one effect each", manyCopiesOfManyMessages},
+}
+
+func copyWaitsForCommit(k *kit) {
+	key := k.key()
+	first := k.claim(k.context(), key)
+	second := k.claimLater(k.context(), key)
+	second.wantWaiting(k)
+	if err := first.Commit(k.context()); err != nil {
+		k.Fatal(err)
+	}
+	got := second.wait(k)
+	if k.features.WaitingCopyFails {
+		// Field case 19. On a slow machine it may have come after the commit, as a plain duplicate.
+		if got.err == nil && got.record == nil {
+			k.Fatal("the copy got the claim")
 		}
-		got := second.wait(k)
-		if k.features.WaitingCopyFails {
-			// Field case 19. On a slow machine it may have come after the commit, as a plain duplicate.
-			if got.err == nil && got.record == nil {
-				k.Fatal("the copy got the claim")
+		if got.err == nil {
+			_ = got.transaction.Rollback()
+		} else if inbox.ShouldPoison(&inbox.Error{Step: "claim", Err: got.err}) {
+			k.Fatalf("the copy's error would be poisoned: %v", got.err)
+		}
+	} else if got.err != nil || got.record == nil {
+		k.Fatalf("the copy got record %v and error %v, want the record", got.record, got.err)
+	} else if err := got.transaction.Rollback(); err != nil {
+		k.Fatal(err)
+	}
+	k.wantProcessed(key)
+}
+
+func copyWaitsForRollback(k *kit) {
+	key := k.key()
+	first := k.claim(k.context(), key)
+	second := k.claimLater(k.context(), key)
+	second.wantWaiting(k)
+	if err := first.Rollback(); err != nil {
+		k.Fatal(err)
+	}
+	got := second.wait(k)
+	if got.err != nil || got.record != nil {
+		k.Fatalf("the copy got record %v and error %v, want the claim", got.record, got.err)
+	}
+	if err := got.transaction.Commit(k.context()); err != nil {
+		k.Fatal(err)
+	}
+	k.wantProcessed(key)
+}
+
+func waitingCopyGivesUp(k *kit) {
+	key := k.key()
+	first := k.claim(k.context(), key)
+	ctx, cancel := context.WithCancel(k.context())
+	second := k.claimLater(ctx, key)
+	second.wantWaiting(k)
+	cancel()
+	if got := second.wait(k); got.err == nil {
+		k.Fatal("the copy got no error")
+	}
+	if err := first.Commit(k.context()); err != nil {
+		k.Fatal(err)
+	}
+	k.wantProcessed(key)
+}
+
+func manyCopiesOfOneMessage(k *kit) {
+	key := k.key()
+	var group sync.WaitGroup
+	for range 8 {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			k.untilDone(key, "effect")
+		}()
+	}
+	group.Wait()
+	k.wantEffects("effect")
+}
+
+func otherMessageDoesNotWait(k *kit) {
+	if k.features.OneWriter {
+		return // it does, by the nature of the database
+	}
+	transaction := k.claim(k.context(), k.key())
+	k.process(k.key(), "other")
+	k.wantEffects("other")
+	if err := transaction.Commit(k.context()); err != nil {
+		k.Fatal(err)
+	}
+}
+
+func manyCopiesOfManyMessages(k *kit) {
+	keys, want := make([]inbox.Key, 10), []string(nil)
+	for i := range keys {
+		keys[i] = k.key()
+		want = append(want, keys[i].MessageID)
+	}
+	var group sync.WaitGroup
+	for range 4 {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			for _, key := range keys {
+				k.untilDone(key, key.MessageID)
 			}
-			if got.err == nil {
-				_ = got.transaction.Rollback()
-			} else if inbox.ShouldPoison(&inbox.Error{Step: "claim", Err: got.err}) {
-				k.Fatalf("the copy's error would be poisoned: %v", got.err)
-			}
-		} else if got.err != nil || got.record == nil {
-			k.Fatalf("the copy got record %v and error %v, want the record", got.record, got.err)
-		} else if err := got.transaction.Rollback(); err != nil {
-			k.Fatal(err)
-		}
-		k.wantProcessed(key)
-	}},
-	{"a copy waits for the first, which rolls back", func(k *kit) {
-		key := k.key()
-		first := k.claim(k.context(), key)
-		second := k.claimLater(k.context(), key)
-		second.wantWaiting(k)
-		if err := first.Rollback(); err != nil {
-			k.Fatal(err)
-		}
-		got := second.wait(k)
-		if got.err != nil || got.record != nil {
-			k.Fatalf("the copy got record %v and error %v, want the claim", got.record, got.err)
-		}
-		if err := got.transaction.Commit(k.context()); err != nil {
-			k.Fatal(err)
-		}
-		k.wantProcessed(key)
-	}},
-	{"a waiting copy gives up when its context ends, and leaves nothing behind", func(k *kit) {
-		key := k.key()
-		first := k.claim(k.context(), key)
-		ctx, cancel := context.WithCancel(k.context())
-		second := k.claimLater(ctx, key)
-		second.wantWaiting(k)
-		cancel()
-		if got := second.wait(k); got.err == nil {
-			k.Fatal("the copy got no error")
-		}
-		if err := first.Commit(k.context()); err != nil {
-			k.Fatal(err)
-		}
-		k.wantProcessed(key)
-	}},
-	{"many copies at once have one effect", func(k *kit) {
-		key := k.key()
-		var group sync.WaitGroup
-		for range 8 {
-			group.Add(1)
-			go func() {
-				defer group.Done()
-				k.untilDone(key, "effect")
-			}()
-		}
-		group.Wait()
-		k.wantEffects("effect")
-	}},
-	{"another message does not wait", func(k *kit) {
-		if k.features.OneWriter {
-			return // it does, by the nature of the database
-		}
-		transaction := k.claim(k.context(), k.key())
-		k.process(k.key(), "other")
-		k.wantEffects("other")
-		if err := transaction.Commit(k.context()); err != nil {
-			k.Fatal(err)
-		}
-	}},
-	{"many messages with copies at once have one effect each", func(k *kit) {
-		keys, want := make([]inbox.Key, 10), []string(nil)
-		for i := range keys {
-			keys[i] = k.key()
-			want = append(want, keys[i].MessageID)
-		}
-		var group sync.WaitGroup
-		for range 4 {
-			group.Add(1)
-			go func() {
-				defer group.Done()
-				for _, key := range keys {
-					k.untilDone(key, key.MessageID)
-				}
-			}()
-		}
-		group.Wait()
-		k.wantEffects(want...)
-	}},
+		}()
+	}
+	group.Wait()
+	k.wantEffects(want...)
 }
 
 // untilDone behaves as a consumer under a retry: errors are tried again until the key is processed.
