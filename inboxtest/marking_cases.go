@@ -355,14 +355,6 @@ func manyProcessesMarkAtOnce(k *kit) {
 	}
 }
 
-// produce is a handler that returns one message and writes no effect.
-func (k *kit) produce(runs *atomic.Int32) message.HandlerFunc {
-	return func(msg *message.Message) ([]*message.Message, error) {
-		runs.Add(1)
-		return []*message.Message{message.NewMessage("event-of-"+msg.UUID, nil)}, nil
-	}
-}
-
 // failingMarks fails its first marks.
 type failingMarks struct {
 	inbox.Repository

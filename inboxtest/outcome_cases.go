@@ -395,14 +395,6 @@ func handlerReturnsPermanentError(k *kit) {
 	}
 }
 
-// effect is a handler that writes the message id as its effect.
-func (k *kit) effect(runs *atomic.Int32) message.HandlerFunc {
-	return func(msg *message.Message) ([]*message.Message, error) {
-		runs.Add(1)
-		return nil, k.Write(msg.Context(), msg.UUID)
-	}
-}
-
 // middleware returns the handler behind the inbox, without a router.
 func (k *kit) middleware(handler message.HandlerFunc) message.HandlerFunc {
 	k.Helper()
@@ -455,13 +447,6 @@ func (k *kit) copyWhileFirstRuns(firstFails error, wantRuns int32) {
 	k.wantEffects(key.MessageID)
 }
 
-func (k *kit) wantRuns(runs *atomic.Int32, want int32) {
-	k.Helper()
-	if got := runs.Load(); got != want {
-		k.Fatalf("the handler ran %d times, want %d", got, want)
-	}
-}
-
 func (k *kit) wantInvalid(err error, part string) {
 	k.Helper()
 	var own *inbox.Error
@@ -481,12 +466,5 @@ func (k *kit) wantBroken(err error) {
 	}
 	if !inbox.ShouldPoison(err) {
 		k.Fatalf("the handler's fault would not be poisoned: %v", err)
-	}
-}
-
-func (k *kit) wantNotPoisoned(err error) {
-	k.Helper()
-	if inbox.ShouldPoison(err) {
-		k.Fatalf("the error would be poisoned: %v", err)
 	}
 }

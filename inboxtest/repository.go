@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
+
 	inbox "github.com/devmappa/watermill-inbox"
 )
 
@@ -161,6 +163,18 @@ func (k *kit) process(key inbox.Key, effect string) {
 	}
 }
 
+// processUnsent claims the key and stores messages that nobody sends.
+func (k *kit) processUnsent(key inbox.Key) {
+	k.Helper()
+	transaction := k.claim(k.context(), key)
+	if _, err := transaction.Store(k.context(), []byte("unsent")); err != nil {
+		k.Fatal(err)
+	}
+	if err := transaction.Commit(k.context()); err != nil {
+		k.Fatal(err)
+	}
+}
+
 // claim fails the test unless the key is free.
 func (k *kit) claim(ctx context.Context, key inbox.Key) inbox.Transaction {
 	k.Helper()
@@ -200,3 +214,85 @@ func (k *kit) key() inbox.Key {
 
 // maxKeyBytes is the longest part of a key.
 const maxKeyBytes = 255
+
+// deliver starts a router for the handler; it ends with the test. With a publisher, what the handler
+// returns is published.
+func (k *kit) deliver(repository inbox.Repository, options inbox.Options, withPublisher bool, handler message.HandlerFunc) *deliveries {
+	k.Helper()
+	m, err := inbox.NewMiddleware(repository, options)
+	if err != nil {
+		k.Fatal(err)
+	}
+	d := k.newDeliveries(m)
+	d.startRouter(withPublisher, handler, m.Middleware)
+	return d
+}
+
+func (k *kit) newDeliveries(m *inbox.Middleware) *deliveries {
+	d := newDeliveries(k.T, m)
+	d.inside = k.HasTransaction
+	return d
+}
+
+func (k *kit) newMiddleware(repository inbox.Repository) *inbox.Middleware {
+	k.Helper()
+	m, err := inbox.NewMiddleware(repository, inbox.Options{})
+	if err != nil {
+		k.Fatal(err)
+	}
+	return m
+}
+
+// effect is a handler that writes the message id as its effect.
+func (k *kit) effect(runs *atomic.Int32) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		runs.Add(1)
+		return nil, k.Write(msg.Context(), msg.UUID)
+	}
+}
+
+// produce is a handler that returns one message and writes no effect.
+func (k *kit) produce(runs *atomic.Int32) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		runs.Add(1)
+		return []*message.Message{message.NewMessage("event-of-"+msg.UUID, nil)}, nil
+	}
+}
+
+func (k *kit) wantRuns(runs *atomic.Int32, want int32) {
+	k.Helper()
+	if got := runs.Load(); got != want {
+		k.Fatalf("the handler ran %d times, want %d", got, want)
+	}
+}
+
+func (k *kit) wantNotPoisoned(err error) {
+	k.Helper()
+	if inbox.ShouldPoison(err) {
+		k.Fatalf("the error would be poisoned: %v", err)
+	}
+}
+
+// cleaner makes batches of two, so that a handful of records takes several.
+func (k *kit) cleaner(options inbox.CleanerOptions) *inbox.Cleaner {
+	k.Helper()
+	options.BatchSize, options.BatchPause = 2, time.Millisecond
+	cleaner, err := inbox.NewCleaner(k.records(), options)
+	if err != nil {
+		k.Fatal(err)
+	}
+	return cleaner
+}
+
+func (k *kit) wantPass(retention time.Duration, want inbox.CleanerPass) {
+	k.Helper()
+	k.wantPassWith(inbox.CleanerOptions{Retention: inbox.Retention{Default: retention}}, want)
+}
+
+func (k *kit) wantPassWith(options inbox.CleanerOptions, want inbox.CleanerPass) {
+	k.Helper()
+	got, err := k.cleaner(options).Pass(k.context())
+	if err != nil || got != want {
+		k.Fatalf("pass %+v, %v, want %+v", got, err, want)
+	}
+}

@@ -298,39 +298,3 @@ func copyRacesDeletion(k *kit) {
 		}
 	}
 }
-
-// processUnsent claims the key and stores messages that nobody sends.
-func (k *kit) processUnsent(key inbox.Key) {
-	k.Helper()
-	transaction := k.claim(k.context(), key)
-	if _, err := transaction.Store(k.context(), []byte("unsent")); err != nil {
-		k.Fatal(err)
-	}
-	if err := transaction.Commit(k.context()); err != nil {
-		k.Fatal(err)
-	}
-}
-
-// cleaner makes batches of two, so that a handful of records takes several.
-func (k *kit) cleaner(options inbox.CleanerOptions) *inbox.Cleaner {
-	k.Helper()
-	options.BatchSize, options.BatchPause = 2, time.Millisecond
-	cleaner, err := inbox.NewCleaner(k.records(), options)
-	if err != nil {
-		k.Fatal(err)
-	}
-	return cleaner
-}
-
-func (k *kit) wantPass(retention time.Duration, want inbox.CleanerPass) {
-	k.Helper()
-	k.wantPassWith(inbox.CleanerOptions{Retention: inbox.Retention{Default: retention}}, want)
-}
-
-func (k *kit) wantPassWith(options inbox.CleanerOptions, want inbox.CleanerPass) {
-	k.Helper()
-	got, err := k.cleaner(options).Pass(k.context())
-	if err != nil || got != want {
-		k.Fatalf("pass %+v, %v, want %+v", got, err, want)
-	}
-}
