@@ -71,8 +71,9 @@ func duplicateLeavesRecord(k *kit) {
 	k.wantEffects("effect")
 }
 
+// A collation that ignores case or accents merges two ids, and the second message is lost. Bad quoting and type
+// conversion do the same.
 func keysCompareByteByByte(k *kit) {
-	// Field cases 6 and 9: what collations fold, what quoting gets wrong, what types convert.
 	names := []string{
 		"aB3xK", "Ab3xK", "ab3xk", "aB3xK ", " aB3xK", "äb", "ab", "a\u0308b", "ß", "ss",
 		"1", "01", "1.0", "1e0", "0x1", "NULL", "true",
@@ -93,8 +94,8 @@ func keysCompareByteByByte(k *kit) {
 	k.wantEffects(effects...)
 }
 
+// One event goes to two consumers. A key without the consumer would drop the second one's copy.
 func consumersHaveOwnRecords(k *kit) {
-	// Field case 4.
 	k.process(inbox.Key{Consumer: "a", MessageID: "1"}, "a")
 	k.process(inbox.Key{Consumer: "b", MessageID: "1"}, "b")
 	k.wantProcessed(inbox.Key{Consumer: "a", MessageID: "1"})

@@ -9,7 +9,7 @@ import (
 	inbox "github.com/devmappa/watermill-inbox"
 )
 
-// Field case 18: two consumers hold the same message at once.
+// Two consumers hold one message at once: the second waits for the first.
 var concurrencyCases = []kitCase{
 	{"a copy waits for the first, which commits", copyWaitsForCommit},
 	{"a copy waits for the first, which rolls back", copyWaitsForRollback},
@@ -29,7 +29,8 @@ func copyWaitsForCommit(k *kit) {
 	}
 	got := second.wait(k)
 	if k.features.WaitingCopyFails {
-		// Field case 19. On a slow machine it may have come after the commit, as a plain duplicate.
+		// Under REPEATABLE READ and SERIALIZABLE the claim that waited fails with 40001. On a slow machine the claim may
+		// begin after the commit; then it is a plain duplicate.
 		if got.err == nil && got.record == nil {
 			k.Fatal("the copy got the claim")
 		}

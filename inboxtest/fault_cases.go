@@ -182,7 +182,6 @@ func inboxAddedTwice(k *kit) {
 }
 
 func handlerErrorThenFailingRollback(k *kit) {
-	// Field case 49 c.
 	failure := errors.New("handler failed")
 	fails := true
 	repository := NewFaultRepository(k.Repository, func(point FaultPoint, _ inbox.Key) error {
@@ -242,7 +241,7 @@ func (k *kit) failOnce(fail FaultPoint, step string, wantRuns int32) {
 	}
 }
 
-// observedClaim tells what context a claim is given.
+// observedClaim reports the context that a claim is given.
 type observedClaim struct {
 	inbox.Repository
 	observe func(context.Context)

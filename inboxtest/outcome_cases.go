@@ -16,7 +16,7 @@ import (
 )
 
 // The outcome table, row by row, with the middleware in a real router. Rows about produced messages are in
-// produced.go, rows about failing steps in faults.go.
+// produced_cases.go, rows about failing steps in fault_cases.go.
 var outcomeCases = []kitCase{
 	{"first delivery, then copies", firstDeliveryThenCopies},
 	{"the handler finds its key and the transaction, and nobody does afterwards", handlerFindsKeyAndTransaction},
@@ -78,8 +78,8 @@ func copyWhileFirstFails(k *kit) {
 	k.copyWhileFirstRuns(errors.New("the first fails"), 2)
 }
 
+// A handler that hangs must not make its copies hang, nor the message that comes next.
 func copyWaitsLongerThanClaimTimeout(k *kit) {
-	// Field case 20: bounded, and the message that comes next is handled.
 	var runs atomic.Int32
 	entered, leave := make(chan struct{}), make(chan struct{})
 	d := k.deliver(k.Repository, inbox.Options{ClaimTimeout: time.Second}, false, func(msg *message.Message) ([]*message.Message, error) {
@@ -112,8 +112,9 @@ func copyWaitsLongerThanClaimTimeout(k *kit) {
 	k.wantEffects(key.MessageID, other.MessageID)
 }
 
+// Unrelated messages of producers that set no id share the empty one. An index refuses a long id, and PostgreSQL
+// refuses NUL and invalid UTF-8, on every redelivery. So the id is refused before the database is asked.
 func invalidMessageIDs(k *kit) {
-	// Field cases 1, 8 and 9: one verdict in every database, before it is asked.
 	var runs atomic.Int32
 	untouched := NewFaultRepository(k.Repository, func(point FaultPoint, key inbox.Key) error {
 		k.Errorf("the repository was called (%s) for %s", point, key)
@@ -166,8 +167,8 @@ func handlerReturnsError(k *kit) {
 	k.wantEffects(key.MessageID)
 }
 
+// A panic is rolled back. The value itself travels on, not a copy in an error.
 func handlerPanics(k *kit) {
-	// Field case 36. What travels on is the value itself, not a copy in an error.
 	for _, value := range []any{"boom", errors.New("boom"), 42, nil} {
 		var recovered any
 		panics := true
@@ -235,7 +236,6 @@ func handlerEndsItsGoroutine(k *kit) {
 }
 
 func handlerContinuesAfterFailedStatement(k *kit) {
-	// Field cases 26 and 27.
 	if !k.features.FailedStatementBreaksTransaction {
 		return
 	}
@@ -298,8 +298,8 @@ func handlerRollsBackByItself(k *kit) {
 	k.wantEffects(key.MessageID)
 }
 
+// The handler does not look at its context and returns nil.
 func contextCancelledBeforeCommit(k *kit) {
-	// Field case 33 a: the handler does not look at its context and returns nil.
 	key := k.key()
 	ctx, cancel := context.WithCancel(k.context())
 	logger := newCapture()
@@ -346,8 +346,8 @@ func deadlinePassesBeforeCommit(k *kit) {
 	k.wantEffects(key.MessageID)
 }
 
+// The end of the context races the commit. Whichever wins, an ack means committed, and the next message is fine.
 func contextCancelledAroundCommit(k *kit) {
-	// Field case 33 b: whatever wins the race, an ack means committed, and the next message is fine.
 	const rounds = 100
 	var want []string
 	for range rounds {

@@ -13,7 +13,7 @@ import (
 	inbox "github.com/devmappa/watermill-inbox"
 )
 
-// Field case 41: the router publishes what a handler returned after the commit, so it is stored with it.
+// The router publishes after the commit. A publish that fails would lose the messages, so the commit stores them.
 var producedCases = []kitCase{
 	{"a publish that fails after the commit is made up for by the redelivery", publishFailsAfterCommit},
 	{"a publish that fails half-way is repeated as a whole", publishFailsHalfWay},
