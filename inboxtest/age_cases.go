@@ -10,7 +10,7 @@ import (
 	inbox "github.com/devmappa/watermill-inbox"
 )
 
-// The guard for messages that are older than the retention, and what the middleware tells its observer.
+// The guard for messages that are older than the retention, and what the middleware reports to its observer.
 var ageCases = []kitCase{
 	{"a message that is too old runs, and that is said", tooOldRuns},
 	{"a message that is too old can be refused", tooOldIsRefused},

@@ -8,6 +8,7 @@ import (
 	inbox "github.com/devmappa/watermill-inbox"
 )
 
+// A claim and its transaction, without the middleware.
 var claimCases = []kitCase{
 	{"a free key is claimed, and processed once committed", claimFreeKey},
 	{"a rolled back key is free again, and its effect is gone", rollBackFreesKey},

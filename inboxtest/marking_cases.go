@@ -303,7 +303,7 @@ func lateMarkOfEarlierRecord(k *kit) {
 	if _, err := k.records().DeleteRecords(k.context(), []inbox.Found{first}); err != nil {
 		k.Fatal(err)
 	}
-	time.Sleep(5 * time.Millisecond) // databases tell times to the millisecond
+	time.Sleep(5 * time.Millisecond) // databases keep times to the millisecond
 	second := store()
 	if err := k.Repository.MarkSent(k.context(), []inbox.Found{first}); err != nil {
 		k.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	inbox "github.com/devmappa/watermill-inbox"
 )
 
+// Records are listed, found, counted and deleted through inbox.Records.
 var recordsCases = []kitCase{
 	{"consumers are listed with the database's time", consumersAreListed},
 	{"records are found by consumer, id, time and whether they are unsent", recordsAreFound},

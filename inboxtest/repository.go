@@ -1,9 +1,3 @@
-// Package inboxtest is the test kit of watermill-inbox: [TestHandler] tells whether a handler of yours is
-// safe under faults, [TestRepository] holds every repository to the contract of [inbox.Repository] and to the
-// outcome table of the middleware, [MemoryRepository] is a repository for unit tests, and [FaultRepository]
-// makes any repository fail at a chosen step.
-//
-// It imports the standard library, Watermill and the root package only.
 package inboxtest
 
 import (
@@ -18,8 +12,8 @@ import (
 	inbox "github.com/devmappa/watermill-inbox"
 )
 
-// RepositorySubject is a repository under test with what a test needs around it. Its functions may be called by
-// many goroutines.
+// RepositorySubject is a repository of yours with what [TestRepository] needs around it. Many goroutines call its
+// functions.
 type RepositorySubject struct {
 	// Repository is the repository under test. Required.
 	Repository inbox.Repository
@@ -49,7 +43,7 @@ type RepositorySubject struct {
 	FailStatement func(ctx context.Context) error
 }
 
-// RepositoryFeatures are the differences between repositories that are not faults.
+// RepositoryFeatures says how a repository differs from others without a fault.
 type RepositoryFeatures struct {
 	// FailedStatementBreaksTransaction: after a refused statement the transaction cannot be committed.
 	FailedStatementBreaksTransaction bool
@@ -65,8 +59,9 @@ type RepositoryFeatures struct {
 	OneWriter bool
 }
 
-// TestRepository runs the whole kit. The constructor is called once per case, in parallel; each subject
-// must have records and effects of its own, and clean up by t.Cleanup.
+// TestRepository holds a repository to the contract of [inbox.Repository] and [inbox.Records], and to the outcome table
+// of the middleware. Each case is a subtest, and the cases run in parallel. The constructor is called once for each
+// case; each subject must have records and effects of its own, and clean up by t.Cleanup.
 func TestRepository(t *testing.T, features RepositoryFeatures, constructor func(t *testing.T) RepositorySubject) {
 	t.Helper()
 	families := map[string][]kitCase{
@@ -93,6 +88,7 @@ func TestRepository(t *testing.T, features RepositoryFeatures, constructor func(
 	}
 }
 
+// kitCase is one thing that is tried with a repository.
 type kitCase struct {
 	name string
 	run  func(*kit)

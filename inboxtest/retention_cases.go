@@ -12,6 +12,7 @@ import (
 	inbox "github.com/devmappa/watermill-inbox"
 )
 
+// The cleaner deletes expired records, and only these.
 var retentionCases = []kitCase{
 	{"expired records are deleted in batches, younger ones are kept", expiredRecordsAreDeleted},
 	{"the limit holds, oldest first", deletionLimitOldestFirst},

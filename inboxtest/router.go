@@ -1,3 +1,5 @@
+// A handler behind the inbox in a real router, one message at a time: for TestHandler and TestRepository.
+
 package inboxtest
 
 import (
