@@ -1,3 +1,5 @@
+// What an inbox logs and what it reports to its observer, kept for the cases to look at.
+
 package inboxtest
 
 import (
@@ -53,7 +55,7 @@ func (c *capture) errors() []string {
 	return slices.Clone(c.lines.error)
 }
 
-// observed keeps what an observer is told.
+// observed keeps what the middleware reports to its observer.
 type observed struct {
 	mutex sync.Mutex
 	list  []inbox.Observation

@@ -1,3 +1,5 @@
+// A repository that fails at a chosen step: for TestHandler, TestRepository and any test of yours.
+
 package inboxtest
 
 import (

@@ -56,17 +56,18 @@ type Handler struct {
 	Timeout time.Duration
 }
 
-// TestHandler tells whether the effect of a message stays "once" with this handler, whatever happens. It
+// TestHandler tests whether the effect of a message stays "once" with this handler, whatever happens. It
 // runs the handler behind the inbox in a real router, with one fault after the other, each in a subtest of
-// its own: copies in sequence and in parallel; an error, a retry, a panic, runtime.Goexit and an ended context; a
-// failing claim, store and commit, before it is done and after; a publish that fails after each number of
-// messages (of many, the first and the last numbers); a transaction that is lost while the handler runs. After each fault the state must be the one
-// before the message, or the one after it, never anything between; and when the broker has delivered the
-// message again, the state and the published messages must be what a run without faults gives.
+// its own: copies in sequence and in parallel; an error, a retry, a panic, runtime.Goexit and an ended context;
+// a failing claim, store and commit, before it is done and after; a publish that fails after each number of
+// messages (of many, the first and the last numbers); a transaction that is lost while the handler runs.
+// After each fault the state must be the one before the message, or the one after it, never anything between.
+// When the broker has delivered the message again, the state and the published messages must be what a run
+// without faults gives.
 //
 // It finds
 //   - writes around the transaction: through the pool, through another connection;
-//   - a handler that commits or rolls back, or goes on after a failed statement;
+//   - a handler that commits or rolls back, or continues after a failed statement;
 //   - use of the transaction after the handler has returned, by a goroutine that it left behind;
 //   - errors that are ignored;
 //   - work that depends on what a rollback does not undo: a variable, the message itself, which Retry gives
@@ -76,8 +77,8 @@ type Handler struct {
 // Each failure says what was expected and seen, the likely cause, and what to do.
 //
 // The constructor is called once for each fault, one after the other. Each time it must give the same fresh
-// state (a schema, a file, emptied tables), make the handler anew if it keeps anything in memory, and clean up by
-// t.Cleanup.
+// state (a schema, a file, emptied tables), make the handler again if it keeps anything in memory, and clean up
+// by t.Cleanup.
 //
 // # What it does not see
 //

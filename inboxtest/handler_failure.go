@@ -15,7 +15,7 @@ type handlerFailure struct {
 	what  string
 	facts []string
 	advice
-	last bool // the other faults would tell nothing
+	last bool // the other faults would show nothing
 }
 
 type advice struct{ cause, fix string }
@@ -33,7 +33,7 @@ func (f *handlerFailure) Error() string {
 	return text.String()
 }
 
-// The causes that the kit can tell.
+// The causes that TestHandler can name.
 var (
 	writesAround = advice{
 		"the handler writes around its transaction: through the pool (*sql.DB, *pgxpool.Pool), through a store that holds the pool, or over another connection",
@@ -52,7 +52,7 @@ var (
 		"leave the transaction to the middleware; for a part that may fail use a savepoint",
 	}
 	leavesGoroutine = advice{
-		"a goroutine that the handler left behind still writes after the handler has returned. Whether its work is committed, lost or written beside the transaction is luck",
+		"a goroutine that the handler left behind still writes after the handler has returned. Whether its work is committed, lost or written around the transaction is luck",
 		"wait for every goroutine before returning; after that the transaction is the middleware's",
 	}
 	remembers = advice{
@@ -102,7 +102,7 @@ func handlerStack(stack string) string {
 // kitFrames begins the lines of the stack that are the kit's own.
 const kitFrames = "github.com/devmappa/watermill-inbox/inboxtest.(*"
 
-// whyRefused tells why a message was not acknowledged although nothing was done to it.
+// whyRefused says why a message was not acknowledged although nothing was done to it.
 func whyRefused(err error) advice {
 	var (
 		own     *inbox.Error

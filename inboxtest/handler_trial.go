@@ -215,7 +215,7 @@ func (r *trial) refused(d *delivery, what string) error {
 	switch {
 	case d.panicked != "":
 		f.facts = append(f.facts, "panic: "+d.panicked)
-		f.advice = advice{"the handler panics on the message as it is", "mend it; a panic is rolled back and the message comes again and again"}
+		f.advice = advice{"the handler panics on the message as it is", "fix it; a panic is rolled back and the message comes again and again"}
 	case d.answer == neither:
 		f.advice = advice{
 			"the handler ended its goroutine by runtime.Goexit, which t.FailNow and t.Fatal call",
@@ -239,7 +239,7 @@ func (r *trial) refused(d *delivery, what string) error {
 	return f
 }
 
-// whyChanged tells why an attempt that was rolled back has changed the state: a handler that has committed
+// whyChanged says why an attempt that was rolled back has changed the state: a handler that has committed
 // by itself has committed the claim as well.
 func (r *trial) whyChanged() (advice, error) {
 	processed, err := r.processed()

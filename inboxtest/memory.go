@@ -13,10 +13,11 @@ import (
 
 // MemoryRepository is an [inbox.Repository] in memory, with effects that are committed and rolled back
 // with the claim. It is for unit tests: it passes [TestRepository], and forgets all when the process ends.
+// The zero value is an empty repository. It must not be copied after its first use.
 type MemoryRepository struct {
 	mutex   sync.Mutex
-	claims  map[inbox.Key]*memoryTransaction // open
-	records map[inbox.Key]inbox.Record
+	claims  map[inbox.Key]*memoryTransaction // open; made by the first claim
+	records map[inbox.Key]inbox.Record       // made by the first commit
 	effects []string
 }
 
@@ -27,7 +28,7 @@ var (
 
 // NewMemoryRepository returns an empty repository.
 func NewMemoryRepository() *MemoryRepository {
-	return &MemoryRepository{claims: map[inbox.Key]*memoryTransaction{}, records: map[inbox.Key]inbox.Record{}}
+	return &MemoryRepository{}
 }
 
 type memoryTransaction struct {
@@ -65,6 +66,9 @@ func (r *MemoryRepository) Claim(ctx context.Context, key inbox.Key) (inbox.Tran
 		return t, &record, nil
 	}
 	t.holds = true
+	if r.claims == nil {
+		r.claims = map[inbox.Key]*memoryTransaction{}
+	}
 	r.claims[key] = t
 	return t, nil, nil
 }
@@ -141,6 +145,9 @@ func (t *memoryTransaction) Commit(ctx context.Context) error {
 	}
 	return t.end(func() {
 		t.repository.effects = append(t.repository.effects, t.effects...)
+		if t.repository.records == nil {
+			t.repository.records = map[inbox.Key]inbox.Record{}
+		}
 		t.repository.records[t.key] = t.record
 	}, func() error {
 		if err := ctx.Err(); err != nil {

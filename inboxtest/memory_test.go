@@ -2,6 +2,7 @@ package inboxtest_test
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -15,12 +16,48 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestMemoryRepository(t *testing.T) {
 	t.Parallel()
-	inboxtest.TestRepository(t, inboxtest.Features{}, memorySubject)
+	inboxtest.TestRepository(t, inboxtest.RepositoryFeatures{}, memorySubject)
 }
 
-func memorySubject(*testing.T) inboxtest.Subject {
+func TestMemoryRepositoryZeroValue(t *testing.T) {
+	t.Parallel()
+	ctx, key := context.Background(), inbox.Key{Consumer: "c", MessageID: "1"}
+	var repository inboxtest.MemoryRepository
+	found := []inbox.Found{{Key: key}}
+	repository.Age(key, time.Hour)
+	if err := repository.MarkSent(ctx, found); err != nil {
+		t.Error(err)
+	}
+	if deleted, err := repository.DeleteRecords(ctx, found); deleted != 0 || err != nil {
+		t.Errorf("deleted %d, %v", deleted, err)
+	}
+	if statistics, err := repository.Statistics(ctx); len(statistics.Consumers) != 0 || err != nil {
+		t.Errorf("statistics %v, %v", statistics, err)
+	}
+	transaction, record, err := repository.Claim(ctx, key)
+	if record != nil || err != nil {
+		t.Fatalf("record %v, error %v, want the claim", record, err)
+	}
+	if err := repository.Write(inbox.ContextWithTransaction(ctx, transaction), "effect"); err != nil {
+		t.Error(err)
+	}
+	if err := transaction.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if transaction, record, err = repository.Claim(ctx, key); record == nil || err != nil {
+		t.Fatalf("record %v, error %v, want the record", record, err)
+	}
+	if err := transaction.Rollback(); err != nil {
+		t.Error(err)
+	}
+	if effects := repository.Effects(); !slices.Equal(effects, []string{"effect"}) {
+		t.Errorf("effects %q", effects)
+	}
+}
+
+func memorySubject(*testing.T) inboxtest.RepositorySubject {
 	repository := inboxtest.NewMemoryRepository()
-	return inboxtest.Subject{
+	return inboxtest.RepositorySubject{
 		Repository: repository,
 		Write:      repository.Write,
 		Effects:    func(context.Context) ([]string, error) { return repository.Effects(), nil },

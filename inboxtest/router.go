@@ -1,3 +1,5 @@
+// A handler behind the inbox in a real router, one message at a time: for TestHandler and TestRepository.
+
 package inboxtest
 
 import (
@@ -39,34 +41,6 @@ const (
 	consumer     = "kit"
 	publishTopic = "events"
 )
-
-// deliver starts a router for the handler; it ends with the test. With a publisher, what the handler
-// returns is published.
-func (k *kit) deliver(repository inbox.Repository, options inbox.Options, withPublisher bool, handler message.HandlerFunc) *deliveries {
-	k.Helper()
-	m, err := inbox.NewMiddleware(repository, options)
-	if err != nil {
-		k.Fatal(err)
-	}
-	d := k.newDeliveries(m)
-	d.startRouter(withPublisher, handler, m.Middleware)
-	return d
-}
-
-func (k *kit) newDeliveries(m *inbox.Middleware) *deliveries {
-	d := newDeliveries(k.T, m)
-	d.inside = k.HasTransaction
-	return d
-}
-
-func (k *kit) newMiddleware(repository inbox.Repository) *inbox.Middleware {
-	k.Helper()
-	m, err := inbox.NewMiddleware(repository, inbox.Options{})
-	if err != nil {
-		k.Fatal(err)
-	}
-	return m
-}
 
 // startRouter starts a router with the middlewares; it ends with the test.
 func (d *deliveries) startRouter(withPublisher bool, handler message.HandlerFunc, middlewares ...message.HandlerMiddleware) {

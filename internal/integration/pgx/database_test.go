@@ -66,9 +66,9 @@ func (d *database) repository(t testing.TB, options inboxpgx.Options) *inboxpgx.
 }
 
 // subject is the database as the kit's subject.
-func (d *database) subject(t testing.TB, options inboxpgx.Options) inboxtest.Subject {
+func (d *database) subject(t testing.TB, options inboxpgx.Options) inboxtest.RepositorySubject {
 	t.Helper()
-	return inboxtest.Subject{
+	return inboxtest.RepositorySubject{
 		Repository: d.repository(t, options),
 		Write:      write,
 		Effects:    d.Effects,

@@ -28,8 +28,8 @@ func TestRepository(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			features := inboxtest.Features{FailedStatementBreaksTransaction: true, WaitingCopyFails: variant.waitingCopyFails}
-			inboxtest.TestRepository(t, features, func(t *testing.T) inboxtest.Subject {
+			features := inboxtest.RepositoryFeatures{FailedStatementBreaksTransaction: true, WaitingCopyFails: variant.waitingCopyFails}
+			inboxtest.TestRepository(t, features, func(t *testing.T) inboxtest.RepositorySubject {
 				db := newDatabase(t, func(config *pgxpool.Config) {
 					config.MaxConns = 8
 					if variant.mode != 0 {

@@ -19,7 +19,7 @@ import (
 
 func TestPartitionedRepository(t *testing.T) {
 	t.Parallel()
-	inboxtest.TestRepository(t, inboxtest.Features{FailedStatementBreaksTransaction: true}, func(t *testing.T) inboxtest.Subject {
+	inboxtest.TestRepository(t, inboxtest.RepositoryFeatures{FailedStatementBreaksTransaction: true}, func(t *testing.T) inboxtest.RepositorySubject {
 		db := newDatabase(t, func(config *pgxpool.Config) { config.MaxConns = 8 })
 		db.Partitioned(t, partitions.Options{})
 		return testdb.UUIDs(db.subject(t, inboxpgx.Options{IDs: inbox.UUIDv7}))

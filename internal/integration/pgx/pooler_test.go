@@ -20,7 +20,7 @@ import (
 	inboxpgx "github.com/devmappa/watermill-inbox/pgx"
 )
 
-// Field case 40: 2,000 messages, a tenth of them duplicates, through pgbouncer in transaction mode.
+// A pooler in transaction mode carries no session state. 2,000 messages go through it, a tenth of them duplicates.
 func TestFieldCase40BehindPgBouncer(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{1, 2} {

@@ -499,7 +499,7 @@ func TestFieldCase39CutInTheMiddleOfAnAnswer(t *testing.T) {
 	})
 }
 
-// Field case 46 without a broker: the database goes away and comes back, each message is applied once.
+// The database goes away and comes back. Nothing is acked or skipped in between, and each message is applied once.
 func TestFieldCase46DatabaseIsAwayForAWhile(t *testing.T) {
 	t.Parallel()
 	server := ownServer(t)

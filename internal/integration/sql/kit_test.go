@@ -16,45 +16,45 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestRepository(t *testing.T) {
 	t.Parallel()
 	for name, variant := range map[string]struct {
-		features inboxtest.Features
+		features inboxtest.RepositoryFeatures
 		open     func(t testing.TB) *testdb.Database
 		options  inboxsql.Options
 	}{
 		"lib-pq": {
-			features: inboxtest.Features{FailedStatementBreaksTransaction: true},
+			features: inboxtest.RepositoryFeatures{FailedStatementBreaksTransaction: true},
 			open:     func(t testing.TB) *testdb.Database { return testdb.PostgreSQL(t, "postgres") },
 		},
 		"lib-pq, REPEATABLE READ": {
-			features: inboxtest.Features{FailedStatementBreaksTransaction: true, WaitingCopyFails: true},
+			features: inboxtest.RepositoryFeatures{FailedStatementBreaksTransaction: true, WaitingCopyFails: true},
 			open:     func(t testing.TB) *testdb.Database { return testdb.PostgreSQL(t, "postgres") },
 			options:  inboxsql.Options{TxOptions: &sql.TxOptions{Isolation: sql.LevelRepeatableRead}},
 		},
 		"lib-pq, SERIALIZABLE": {
-			features: inboxtest.Features{FailedStatementBreaksTransaction: true, WaitingCopyFails: true},
+			features: inboxtest.RepositoryFeatures{FailedStatementBreaksTransaction: true, WaitingCopyFails: true},
 			open:     func(t testing.TB) *testdb.Database { return testdb.PostgreSQL(t, "postgres") },
 			options:  inboxsql.Options{TxOptions: &sql.TxOptions{Isolation: sql.LevelSerializable}},
 		},
 		"lib-pq, fused": {
-			features: inboxtest.Features{FailedStatementBreaksTransaction: true},
+			features: inboxtest.RepositoryFeatures{FailedStatementBreaksTransaction: true},
 			open:     testdb.PostgreSQLFused,
 		},
 		"lib-pq, fused, REPEATABLE READ": {
-			features: inboxtest.Features{FailedStatementBreaksTransaction: true, WaitingCopyFails: true},
+			features: inboxtest.RepositoryFeatures{FailedStatementBreaksTransaction: true, WaitingCopyFails: true},
 			open:     testdb.PostgreSQLFused,
 			options:  inboxsql.Options{TxOptions: &sql.TxOptions{Isolation: sql.LevelRepeatableRead}},
 		},
 		"pgx": {
-			features: inboxtest.Features{FailedStatementBreaksTransaction: true},
+			features: inboxtest.RepositoryFeatures{FailedStatementBreaksTransaction: true},
 			open:     func(t testing.TB) *testdb.Database { return testdb.PostgreSQL(t, "pgx") },
 		},
 		"SQLite": {
-			features: inboxtest.Features{OneWriter: true},
+			features: inboxtest.RepositoryFeatures{OneWriter: true},
 			open:     testdb.SQLite,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			inboxtest.TestRepository(t, variant.features, func(t *testing.T) inboxtest.Subject {
+			inboxtest.TestRepository(t, variant.features, func(t *testing.T) inboxtest.RepositorySubject {
 				db := variant.open(t)
 				db.SetMaxOpenConns(8)
 				return db.Subject(t, variant.options)

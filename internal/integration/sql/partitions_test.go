@@ -22,7 +22,7 @@ func TestPartitionedRepository(t *testing.T) {
 	for _, driver := range []string{"postgres", "fused", "pgx"} {
 		t.Run(driver, func(t *testing.T) {
 			t.Parallel()
-			inboxtest.TestRepository(t, inboxtest.Features{FailedStatementBreaksTransaction: true}, func(t *testing.T) inboxtest.Subject {
+			inboxtest.TestRepository(t, inboxtest.RepositoryFeatures{FailedStatementBreaksTransaction: true}, func(t *testing.T) inboxtest.RepositorySubject {
 				db := testdb.PostgreSQL(t, driver)
 				db.SetMaxOpenConns(8)
 				db.Partitioned(t, partitions.Options{})

@@ -33,7 +33,7 @@ func pooler(t *testing.T, size int) *servers.PgBouncer {
 	return bouncer
 }
 
-// Field case 40: nothing of a session is relied upon, so a transaction-mode pooler may stand in between.
+// A pooler in transaction mode carries no session state, so nothing may rely on any.
 func TestFieldCase40BehindPgBouncer(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{1, 2} {

@@ -434,7 +434,7 @@ func TestTableOption(t *testing.T) {
 	}
 }
 
-// Field case 14: a duplicate burns nothing. Field case 15: no row is not a duplicate unless it is seen.
+// "0 rows affected" is not yet a duplicate: a trigger may have swallowed the row. Only a record that is seen makes one.
 func TestNoRowIsADuplicateOnlyIfTheRecordIsSeen(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

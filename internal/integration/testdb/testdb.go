@@ -147,9 +147,9 @@ func (d *Database) RepositoryWithoutSchema(t testing.TB, options inboxsql.Option
 }
 
 // Subject is the database as the kit's subject.
-func (d *Database) Subject(t testing.TB, options inboxsql.Options) inboxtest.Subject {
+func (d *Database) Subject(t testing.TB, options inboxsql.Options) inboxtest.RepositorySubject {
 	t.Helper()
-	return inboxtest.Subject{
+	return inboxtest.RepositorySubject{
 		Repository: d.Repository(t, options),
 		Write:      d.Write,
 		Effects:    d.Effects,

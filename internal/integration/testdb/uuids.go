@@ -47,7 +47,7 @@ func ID(kind inbox.IDKind, at time.Time, n int) string {
 
 // UUIDs makes the subject's repository take UUIDv7s where the kit has any texts, in the same order as far as
 // the kit looks at it.
-func UUIDs(subject inboxtest.Subject) inboxtest.Subject {
+func UUIDs(subject inboxtest.RepositorySubject) inboxtest.RepositorySubject {
 	u := &uuids{repository: subject.Repository.(repository), uuids: map[string]string{}, texts: map[string]string{}}
 	age := subject.Age
 	subject.Repository = u

@@ -51,7 +51,7 @@ var handlerFaults = []handlerFault{
 			return err
 		}
 		err := r.wantClean(advice{
-			"the handler's work depends on something besides the message and the database, or State or Describe shows what no two runs share: a time, a random id, a number from a sequence",
+			"the handler's work depends on something other than the message and the database, or State or Describe shows what no two runs share: a time, a random id, a number from a sequence",
 			"let State and Describe leave that out; without faults, two runs must give the same",
 		})
 		if err != nil {
@@ -165,7 +165,7 @@ var handlerFaults = []handlerFault{
 
 var errInjected = errors.New("injected by inboxtest.TestHandler")
 
-// aWhile is given to goroutines that a handler may have left behind. Nothing tells when they are done.
+// aWhile is given to goroutines that a handler may have left behind. Nothing signals that they are done.
 const aWhile = 300 * time.Millisecond
 
 // failAt lets a step of the repository fail once.
@@ -234,7 +234,7 @@ func copyInParallel(r *trial) error {
 	}
 	select {
 	case <-second.ended:
-	case <-time.After(aWhile): // nothing tells that it still waits
+	case <-time.After(aWhile): // nothing signals that it still waits
 	}
 	release()
 
@@ -270,7 +270,7 @@ type handlerTest struct {
 	constructor func(t *testing.T) Handler
 	report      func(t *testing.T, failure error)
 	clean       *outcome // of the run without a fault
-	over        bool     // the faults that are left would tell nothing
+	over        bool     // the faults that are left would show nothing
 }
 
 func (s *handlerTest) test(t *testing.T, fault handlerFault) {

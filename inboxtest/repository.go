@@ -1,9 +1,3 @@
-// Package inboxtest is the test kit of watermill-inbox: [TestHandler] tells whether a handler of yours is
-// safe under faults, [TestRepository] holds every repository to the contract of [inbox.Repository] and to the
-// outcome table of the middleware, [MemoryRepository] is a repository for unit tests, and [FaultRepository]
-// makes any repository fail at a chosen step.
-//
-// It imports the standard library, Watermill and the root package only.
 package inboxtest
 
 import (
@@ -13,12 +7,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
+
 	inbox "github.com/devmappa/watermill-inbox"
 )
 
-// Subject is a repository under test with what a test needs around it. Its functions may be called by
-// many goroutines.
-type Subject struct {
+// RepositorySubject is a repository of yours with what [TestRepository] needs around it. Many goroutines call its
+// functions.
+type RepositorySubject struct {
 	// Repository is the repository under test. Required.
 	Repository inbox.Repository
 
@@ -43,12 +39,12 @@ type Subject struct {
 	Abandon func(ctx context.Context) error
 
 	// FailStatement runs a statement in the transaction that the database refuses, and returns its error.
-	// Required with Features.FailedStatementBreaksTransaction.
+	// Required with RepositoryFeatures.FailedStatementBreaksTransaction.
 	FailStatement func(ctx context.Context) error
 }
 
-// Features are the differences between repositories that are not faults.
-type Features struct {
+// RepositoryFeatures says how a repository differs from others without a fault.
+type RepositoryFeatures struct {
 	// FailedStatementBreaksTransaction: after a refused statement the transaction cannot be committed.
 	FailedStatementBreaksTransaction bool
 
@@ -63,9 +59,10 @@ type Features struct {
 	OneWriter bool
 }
 
-// TestRepository runs the whole kit. The constructor is called once per case, in parallel; each subject
-// must have records and effects of its own, and clean up by t.Cleanup.
-func TestRepository(t *testing.T, features Features, constructor func(t *testing.T) Subject) {
+// TestRepository holds a repository to the contract of [inbox.Repository] and [inbox.Records], and to the outcome table
+// of the middleware. Each case is a subtest, and the cases run in parallel. The constructor is called once for each
+// case; each subject must have records and effects of its own, and clean up by t.Cleanup.
+func TestRepository(t *testing.T, features RepositoryFeatures, constructor func(t *testing.T) RepositorySubject) {
 	t.Helper()
 	families := map[string][]kitCase{
 		"Claim":       claimCases,
@@ -84,13 +81,14 @@ func TestRepository(t *testing.T, features Features, constructor func(t *testing
 			for _, c := range cases {
 				t.Run(c.name, func(t *testing.T) {
 					t.Parallel()
-					c.run(&kit{T: t, Subject: constructor(t), features: features})
+					c.run(&kit{T: t, RepositorySubject: constructor(t), features: features})
 				})
 			}
 		})
 	}
 }
 
+// kitCase is one thing that is tried with a repository.
 type kitCase struct {
 	name string
 	run  func(*kit)
@@ -99,8 +97,8 @@ type kitCase struct {
 // kit is one case's test and subject.
 type kit struct {
 	*testing.T
-	Subject
-	features Features
+	RepositorySubject
+	features RepositoryFeatures
 }
 
 // patience bounds every wait in the kit. It is long, because it only matters when a test fails.
@@ -123,7 +121,7 @@ func (k *kit) records() inbox.Records {
 	}
 	records, ok := k.Repository.(inbox.Records)
 	if !ok {
-		k.Fatalf("%T does not implement inbox.Records; set Features.WithoutRecords if that is meant", k.Repository)
+		k.Fatalf("%T does not implement inbox.Records; set RepositoryFeatures.WithoutRecords if that is meant", k.Repository)
 	}
 	return records
 }
@@ -158,6 +156,18 @@ func (k *kit) process(key inbox.Key, effect string) {
 	}
 	if err := transaction.Commit(k.context()); err != nil {
 		k.Fatalf("cannot commit: %v", err)
+	}
+}
+
+// processUnsent claims the key and stores messages that nobody sends.
+func (k *kit) processUnsent(key inbox.Key) {
+	k.Helper()
+	transaction := k.claim(k.context(), key)
+	if _, err := transaction.Store(k.context(), []byte("unsent")); err != nil {
+		k.Fatal(err)
+	}
+	if err := transaction.Commit(k.context()); err != nil {
+		k.Fatal(err)
 	}
 }
 
@@ -200,3 +210,85 @@ func (k *kit) key() inbox.Key {
 
 // maxKeyBytes is the longest part of a key.
 const maxKeyBytes = 255
+
+// deliver starts a router for the handler; it ends with the test. With a publisher, what the handler
+// returns is published.
+func (k *kit) deliver(repository inbox.Repository, options inbox.Options, withPublisher bool, handler message.HandlerFunc) *deliveries {
+	k.Helper()
+	m, err := inbox.NewMiddleware(repository, options)
+	if err != nil {
+		k.Fatal(err)
+	}
+	d := k.newDeliveries(m)
+	d.startRouter(withPublisher, handler, m.Middleware)
+	return d
+}
+
+func (k *kit) newDeliveries(m *inbox.Middleware) *deliveries {
+	d := newDeliveries(k.T, m)
+	d.inside = k.HasTransaction
+	return d
+}
+
+func (k *kit) newMiddleware(repository inbox.Repository) *inbox.Middleware {
+	k.Helper()
+	m, err := inbox.NewMiddleware(repository, inbox.Options{})
+	if err != nil {
+		k.Fatal(err)
+	}
+	return m
+}
+
+// effect is a handler that writes the message id as its effect.
+func (k *kit) effect(runs *atomic.Int32) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		runs.Add(1)
+		return nil, k.Write(msg.Context(), msg.UUID)
+	}
+}
+
+// produce is a handler that returns one message and writes no effect.
+func (k *kit) produce(runs *atomic.Int32) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		runs.Add(1)
+		return []*message.Message{message.NewMessage("event-of-"+msg.UUID, nil)}, nil
+	}
+}
+
+func (k *kit) wantRuns(runs *atomic.Int32, want int32) {
+	k.Helper()
+	if got := runs.Load(); got != want {
+		k.Fatalf("the handler ran %d times, want %d", got, want)
+	}
+}
+
+func (k *kit) wantNotPoisoned(err error) {
+	k.Helper()
+	if inbox.ShouldPoison(err) {
+		k.Fatalf("the error would be poisoned: %v", err)
+	}
+}
+
+// cleaner makes batches of two, so that a handful of records takes several.
+func (k *kit) cleaner(options inbox.CleanerOptions) *inbox.Cleaner {
+	k.Helper()
+	options.BatchSize, options.BatchPause = 2, time.Millisecond
+	cleaner, err := inbox.NewCleaner(k.records(), options)
+	if err != nil {
+		k.Fatal(err)
+	}
+	return cleaner
+}
+
+func (k *kit) wantPass(retention time.Duration, want inbox.CleanerPass) {
+	k.Helper()
+	k.wantPassWith(inbox.CleanerOptions{Retention: inbox.Retention{Default: retention}}, want)
+}
+
+func (k *kit) wantPassWith(options inbox.CleanerOptions, want inbox.CleanerPass) {
+	k.Helper()
+	got, err := k.cleaner(options).Pass(k.context())
+	if err != nil || got != want {
+		k.Fatalf("pass %+v, %v, want %+v", got, err, want)
+	}
+}
