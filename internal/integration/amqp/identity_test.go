@@ -15,7 +15,7 @@ import (
 
 // Messages without Watermill's header: each is handled under an id of its own or refused, and none is ever taken
 // for a copy of another.
-func TestFieldCase1ForeignPublisher(t *testing.T) {
+func TestForeignMessagesNeverMeetOnOneID(t *testing.T) {
 	t.Parallel()
 	publishings := []amqp091.Publishing{
 		{Body: []byte("A")},
@@ -64,7 +64,7 @@ func TestFieldCase1ForeignPublisher(t *testing.T) {
 }
 
 // Ids that PostgreSQL cannot store are refused before it is asked.
-func TestFieldCase9UnstorableID(t *testing.T) {
+func TestUnstorableID(t *testing.T) {
 	t.Parallel()
 	s := newService(t, nil)
 	s.db.SetMaxOpenConns(1)
@@ -89,7 +89,7 @@ func TestFieldCase9UnstorableID(t *testing.T) {
 	s.wantNoOpenTransaction(s.application)
 }
 
-func TestFieldCase9UnstorableHandlerName(t *testing.T) {
+func TestUnstorableHandlerName(t *testing.T) {
 	t.Parallel()
 	for i, name := range []string{"a\x00b", "\xff\xfe", "\xed\xa0\x80", strings.Repeat("n", 256)} {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
@@ -113,7 +113,7 @@ func TestFieldCase9UnstorableHandlerName(t *testing.T) {
 	}
 }
 
-func TestFieldCase8LongID(t *testing.T) {
+func TestLongID(t *testing.T) {
 	t.Parallel()
 	s := newService(t, nil)
 	publisher := s.publisher(s.config(nil))

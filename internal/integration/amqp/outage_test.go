@@ -23,7 +23,7 @@ import (
 
 // The database is away for a while, with a message in a handler's hands and others in the queue. With a back-off
 // outside of the inbox the broker does not notice.
-func TestFieldCase46DatabaseIsAway(t *testing.T) {
+func TestDatabaseIsAway(t *testing.T) {
 	t.Parallel()
 	server, err := servers.StartPostgreSQL(context.Background())
 	if err != nil {
@@ -113,7 +113,7 @@ func down(t testing.TB) inbox.Repository {
 
 // Pinned, as documented: without a back-off an outage uses up a quorum queue's delivery limit at once. What is then
 // lost without a dead-letter exchange is kept with one. The inbox acks nothing.
-func TestFieldCase46WithoutBackOff(t *testing.T) {
+func TestWithoutBackOff(t *testing.T) {
 	t.Parallel()
 	const limit = 3
 	for _, deadLettered := range []bool{false, true} {
@@ -164,7 +164,7 @@ func TestFieldCase46WithoutBackOff(t *testing.T) {
 }
 
 // Neither an outage nor a shutdown is the message's fault.
-func TestFieldCase46OutageAndShutdownPoisonNothing(t *testing.T) {
+func TestOutageAndShutdownPoisonNothing(t *testing.T) {
 	t.Parallel()
 
 	// stopInBackOff starts an instance that is stopped while Retry waits.

@@ -27,7 +27,7 @@ func quorumWithLimit(limit int, deadLetter string) amqp091.Table {
 }
 
 // A duplicate is acked. Nacked, it would use up its deliveries and be taken for bad.
-func TestFieldCase17DuplicatesAreAcked(t *testing.T) {
+func TestDuplicatesAreAcked(t *testing.T) {
 	t.Parallel()
 	const copies = 3
 	for name, concurrency := range map[string]int{"one after the other": 0, "all at once": 1 + copies} {
@@ -70,7 +70,7 @@ func TestFieldCase17DuplicatesAreAcked(t *testing.T) {
 
 // What RabbitMQ redelivers carries headers that are no strings. It has to reach the inbox, as does what a
 // publisher sends with a number in its headers.
-func TestFieldCase47RedeliveryIsAppliedOnce(t *testing.T) {
+func TestRedeliveryIsAppliedOnce(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(*testing.T) (s *service, configure func(*amqp.Config), countKeys []string){
 		"quorum queue": func(t *testing.T) (*service, func(*amqp.Config), []string) {
@@ -127,7 +127,7 @@ func TestFieldCase47RedeliveryIsAppliedOnce(t *testing.T) {
 }
 
 // Many copies in any order, several at a time, with a handler that fails in several ways.
-func TestFieldCase18ConcurrentCopiesOfManyMessages(t *testing.T) {
+func TestConcurrentCopiesOfManyMessages(t *testing.T) {
 	t.Parallel()
 	const messages, copies, inFlight = 200, 3, 4
 	s := newService(t, quorumWithLimit(20, ""))

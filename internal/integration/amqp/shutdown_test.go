@@ -23,7 +23,7 @@ import (
 const maxShutdown = 10 * time.Second
 
 // Two consumers have a copy of one message. The second waits for the outcome of the first, whatever that is.
-func TestFieldCase18TwoConsumersOneMessage(t *testing.T) {
+func TestTwoConsumersOneMessage(t *testing.T) {
 	t.Parallel()
 	// startSecond starts the second consumer when the first has its effect written, and returns when it waits.
 	startSecond := func(s *service, runs *atomic.Int32) *instance {
@@ -182,7 +182,7 @@ func TestFieldCase18TwoConsumersOneMessage(t *testing.T) {
 }
 
 // A crash in the handler, and another one at the redelivery.
-func TestFieldCase49KilledInTheHandler(t *testing.T) {
+func TestKilledInTheHandler(t *testing.T) {
 	t.Parallel()
 	for name, arguments := range map[string]amqp091.Table{"classic": nil, "quorum": quorum()} {
 		t.Run(name, func(t *testing.T) {
@@ -210,7 +210,7 @@ func TestFieldCase49KilledInTheHandler(t *testing.T) {
 	}
 }
 
-func TestFieldCase33SIGTERMInTheHandler(t *testing.T) {
+func TestSIGTERMInTheHandler(t *testing.T) {
 	t.Parallel()
 	for _, then := range []string{returnContext, returnNothing, returnError} {
 		t.Run(then, func(t *testing.T) {
@@ -246,7 +246,7 @@ func TestFieldCase33SIGTERMInTheHandler(t *testing.T) {
 }
 
 // A handler that does not look at its context loses its transaction all the same, so nobody waits for it.
-func TestFieldCase33DeafHandlerAtShutdown(t *testing.T) {
+func TestDeafHandlerAtShutdown(t *testing.T) {
 	t.Parallel()
 	s := newService(t, nil)
 	s.publish(s.queue, amqp091.Publishing{MessageId: "m"})
@@ -316,7 +316,7 @@ func failedDeliveries(metadata message.Metadata) string {
 // here. The others are watermill-amqp v2.1.3: it nacks before it cancels its consumer, so the broker sends the
 // message again, and when Run's context has ended it picks between that end, new deliveries and a new
 // subscription by chance. The log shows how many there were.
-func TestFieldCase17ShutdownOnAQuorumQueue(t *testing.T) {
+func TestShutdownOnAQuorumQueue(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name        string

@@ -21,7 +21,7 @@ import (
 )
 
 // A pooler in transaction mode carries no session state. 2,000 messages go through it, a tenth of them duplicates.
-func TestFieldCase40BehindPgBouncer(t *testing.T) {
+func TestBehindPgBouncer(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{1, 2} {
 		t.Run(fmt.Sprintf("%d server connections", size), func(t *testing.T) {

@@ -53,7 +53,7 @@ func wantIdle(t testing.TB, db *testdb.Database) {
 	})
 }
 
-func TestFieldCase20PoolExhaustionIsBounded(t *testing.T) {
+func TestPoolExhaustionIsBounded(t *testing.T) {
 	t.Parallel()
 	t.Run("the handler uses the pool, which has one connection", func(t *testing.T) {
 		t.Parallel()
@@ -125,7 +125,7 @@ func TestFieldCase20PoolExhaustionIsBounded(t *testing.T) {
 	})
 }
 
-func TestFieldCase26SwallowedErrorIsNeverAcked(t *testing.T) {
+func TestSwallowedErrorIsNeverAcked(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, driver string) {
 		db := testdb.PostgreSQL(t, driver)
@@ -224,7 +224,7 @@ func TestOpenSavepoints(t *testing.T) {
 	})
 }
 
-func TestFieldCase28UnfinishedResultSet(t *testing.T) {
+func TestUnfinishedResultSet(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, driver string) {
 		for variant, wantErr := range map[string]bool{"returns the insert's error": true, "ignores it": false, "only leaks the rows": false} {
@@ -272,7 +272,7 @@ func TestFieldCase28UnfinishedResultSet(t *testing.T) {
 	})
 }
 
-func TestFieldCase32DeferredConstraintFailsAtCommit(t *testing.T) {
+func TestDeferredConstraintFailsAtCommit(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, driver string) {
 		db := testdb.PostgreSQL(t, driver)
@@ -300,7 +300,7 @@ func TestFieldCase32DeferredConstraintFailsAtCommit(t *testing.T) {
 	})
 }
 
-func TestFieldCase33CancellationAroundCommit(t *testing.T) {
+func TestCancellationAroundCommit(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, driver string) {
 		db := testdb.PostgreSQL(t, driver)
@@ -341,7 +341,7 @@ func TestFieldCase33CancellationAroundCommit(t *testing.T) {
 	})
 }
 
-func TestFieldCase36PanicsAndGoexitLeakNothing(t *testing.T) {
+func TestPanicsAndGoexitLeakNothing(t *testing.T) {
 	t.Parallel()
 	for _, recoverer := range []string{"outside", "inside"} {
 		t.Run("Recoverer "+recoverer, func(t *testing.T) {
@@ -382,7 +382,7 @@ func TestFieldCase36PanicsAndGoexitLeakNothing(t *testing.T) {
 	}
 }
 
-func TestFieldCase37SessionKilledUnderTheHandler(t *testing.T) {
+func TestSessionKilledUnderTheHandler(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, driver string) {
 		for _, variant := range []string{"idle, then returns", "idle, then swallows a statement's error", "terminated"} {
@@ -433,7 +433,7 @@ func TestFieldCase37SessionKilledUnderTheHandler(t *testing.T) {
 	})
 }
 
-func TestFieldCase39CutInTheMiddleOfAnAnswer(t *testing.T) {
+func TestCutInTheMiddleOfAnAnswer(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, driver string) {
 		for name, request := range map[string]string{
@@ -500,7 +500,7 @@ func TestFieldCase39CutInTheMiddleOfAnAnswer(t *testing.T) {
 }
 
 // The database goes away and comes back. Nothing is acked or skipped in between, and each message is applied once.
-func TestFieldCase46DatabaseIsAwayForAWhile(t *testing.T) {
+func TestDatabaseIsAwayForAWhile(t *testing.T) {
 	t.Parallel()
 	server := ownServer(t)
 	db := testdb.PostgreSQLAt(t, "postgres", server.URL())
@@ -566,7 +566,7 @@ func ownServer(t testing.TB) *servers.PostgreSQL {
 	return server
 }
 
-func TestFieldCase49ClaimAndWorkAreOneTransaction(t *testing.T) {
+func TestClaimAndWorkAreOneTransaction(t *testing.T) {
 	t.Parallel()
 	t.Run("b: the claim's connection drops", func(t *testing.T) {
 		t.Parallel()

@@ -19,7 +19,7 @@ import (
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
 )
 
-func TestFieldCase4EachHandlerIsAConsumer(t *testing.T) {
+func TestEachHandlerIsAConsumer(t *testing.T) {
 	t.Parallel()
 	a := newPostgreSQLApp(t)
 	a.router.AddMiddleware(a.order()...)
@@ -38,7 +38,7 @@ func TestFieldCase4EachHandlerIsAConsumer(t *testing.T) {
 
 type paymentBooked struct{ ID string }
 
-func TestFieldCase4CQRS(t *testing.T) {
+func TestCQRS(t *testing.T) {
 	t.Parallel()
 	marshaler := cqrs.JSONMarshaler{NewUUID: func() string { return "event-1" }}
 
@@ -115,7 +115,7 @@ func publishEvent(t *testing.T, a *app, marshaler cqrs.CommandEventMarshaler, co
 	}
 }
 
-func TestFieldCase51OneEventUnderTwoUUIDs(t *testing.T) {
+func TestOneEventUnderTwoUUIDs(t *testing.T) {
 	t.Parallel()
 	withOrder := func(id, order string) *message.Message {
 		msg := newMessage(id)

@@ -52,7 +52,7 @@ func TestPanicIsPoisonedAfterTheRetries(t *testing.T) {
 	a.wantClaims(1)
 }
 
-func TestFieldCase8TooLongIDIsPoisonedOnce(t *testing.T) {
+func TestTooLongIDIsPoisonedOnce(t *testing.T) {
 	t.Parallel()
 	a := newPostgreSQLApp(t)
 	a.router.AddMiddleware(a.order()...)
@@ -71,7 +71,7 @@ func TestFieldCase8TooLongIDIsPoisonedOnce(t *testing.T) {
 	a.wantEffects("good")
 }
 
-func TestFieldCase19LosingClaimIsRetriedNotPoisoned(t *testing.T) {
+func TestLosingClaimIsRetriedNotPoisoned(t *testing.T) {
 	t.Parallel()
 	for name, isolation := range map[string]string{"REPEATABLE READ": "repeatable read", "SERIALIZABLE": "serializable"} {
 		t.Run(name, func(t *testing.T) {
@@ -128,7 +128,7 @@ func TestFieldCase19LosingClaimIsRetriedNotPoisoned(t *testing.T) {
 	}
 }
 
-func TestFieldCase21DeadlockVictimIsRetriedAsAWhole(t *testing.T) {
+func TestDeadlockVictimIsRetriedAsAWhole(t *testing.T) {
 	t.Parallel()
 	db := testdb.PostgreSQL(t, "postgres")
 	db.MustExec(t, `CREATE TABLE accounts (id int PRIMARY KEY, balance int NOT NULL)`)
@@ -196,7 +196,7 @@ func TestFieldCase21DeadlockVictimIsRetriedAsAWhole(t *testing.T) {
 	}
 }
 
-func TestFieldCase27SwallowedUniqueViolation(t *testing.T) {
+func TestSwallowedUniqueViolation(t *testing.T) {
 	t.Parallel()
 	a := newPostgreSQLApp(t)
 	a.db.MustExec(t, `CREATE UNIQUE INDEX ON effects (effect)`)
@@ -230,7 +230,7 @@ func TestFieldCase27SwallowedUniqueViolation(t *testing.T) {
 	a.wantEffects("1", "2", "3")
 }
 
-func TestFieldCase34TimeoutLeavesADeadContext(t *testing.T) {
+func TestTimeoutLeavesADeadContext(t *testing.T) {
 	t.Parallel()
 	for name, reset := range map[string]bool{"with reset": true, "without reset": false} {
 		t.Run(name, func(t *testing.T) {
@@ -274,7 +274,7 @@ func TestFieldCase34TimeoutLeavesADeadContext(t *testing.T) {
 	}
 }
 
-func TestFieldCase42PoisonQueueAndInbox(t *testing.T) {
+func TestPoisonQueueAndInbox(t *testing.T) {
 	t.Parallel()
 	failing := func(a *app, fixed *atomic.Bool) message.NoPublishHandlerFunc {
 		return func(msg *message.Message) error {
@@ -332,7 +332,7 @@ func TestFieldCase42PoisonQueueAndInbox(t *testing.T) {
 	})
 }
 
-func TestFieldCase44RetryAndDuplicator(t *testing.T) {
+func TestRetryAndDuplicator(t *testing.T) {
 	t.Parallel()
 	firstFails := func(a *app, fail func(context.Context) error) message.NoPublishHandlerFunc {
 		runs := 0

@@ -34,7 +34,7 @@ func pooler(t *testing.T, size int) *servers.PgBouncer {
 }
 
 // A pooler in transaction mode carries no session state, so nothing may rely on any.
-func TestFieldCase40BehindPgBouncer(t *testing.T) {
+func TestBehindPgBouncer(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{1, 2} {
 		bouncer := pooler(t, size)

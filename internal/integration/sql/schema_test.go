@@ -4,7 +4,9 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"io/fs"
+	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -28,14 +30,14 @@ func TestCheckRefuses(t *testing.T) {
 	key := `, PRIMARY KEY (consumer, message_id)`
 	for name, c := range map[string]struct{ driver, ddl, want string }{
 		"no table": {"postgres", `SELECT 1`, "the table does not exist"},
-		"field case 11: no unique key": {"postgres",
+		"no unique key": {"postgres",
 			`CREATE TABLE watermill_inbox (` + postgreSQLColumns + `)`, "no primary key or unique index"},
-		"field case 11: partial unique index": {"postgres",
+		"partial unique index": {"postgres",
 			`CREATE TABLE watermill_inbox (` + postgreSQLColumns + `); CREATE UNIQUE INDEX ON watermill_inbox (consumer, message_id) WHERE consumer <> ''`, "no primary key or unique index"},
-		"field case 11: invalid unique index": {"postgres",
+		"invalid unique index": {"postgres",
 			`CREATE TABLE watermill_inbox (` + postgreSQLColumns + `); CREATE UNIQUE INDEX i ON watermill_inbox (consumer, message_id);
 			 UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'i'::regclass`, "no primary key or unique index"},
-		"field case 13: key widened by a partition column": {"postgres",
+		"key widened by a partition column": {"postgres",
 			`CREATE TABLE watermill_inbox (` + postgreSQLColumns + `, PRIMARY KEY (consumer, message_id, processed_at)) PARTITION BY RANGE (processed_at);
 			 CREATE TABLE p PARTITION OF watermill_inbox DEFAULT`, "no primary key or unique index"},
 		"key without the consumer": {"postgres",
@@ -44,7 +46,7 @@ func TestCheckRefuses(t *testing.T) {
 			`CREATE TABLE watermill_inbox (` + postgreSQLColumns + key + ` DEFERRABLE)`, "no primary key or unique index"},
 		"key on an expression": {"postgres",
 			`CREATE TABLE watermill_inbox (` + postgreSQLColumns + `); CREATE UNIQUE INDEX ON watermill_inbox (consumer, lower(message_id))`, "no primary key or unique index"},
-		"field case 6: nondeterministic collation": {"postgres",
+		"nondeterministic collation": {"postgres",
 			`CREATE COLLATION folding (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
 			 CREATE TABLE watermill_inbox (` + strings.Replace(postgreSQLColumns, "message_id text", "message_id text COLLATE folding", 1) + key + `)`, "nondeterministic collation"},
 		"uuid column, in which spellings meet": {"postgres",
@@ -79,10 +81,10 @@ func TestCheckRefuses(t *testing.T) {
 		"SQLite: no unique key":                  {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id text, processed_at int DEFAULT 0, produced blob, dispatched_at int)`, "no primary key or unique index"},
 		"SQLite: partial unique index": {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id text, processed_at int, produced blob, dispatched_at int);
 			 CREATE UNIQUE INDEX i ON watermill_inbox (consumer, message_id) WHERE consumer <> ''`, "no primary key or unique index"},
-		"SQLite: wider key":               {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id text, processed_at int, produced blob, dispatched_at int, PRIMARY KEY (consumer, message_id, processed_at))`, "no primary key or unique index"},
-		"SQLite, field case 6: collation": {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id text COLLATE NOCASE, processed_at int, produced blob, dispatched_at int, PRIMARY KEY (consumer, message_id))`, "no primary key or unique index"},
-		"SQLite: numbers meet":            {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id numeric, processed_at int, produced blob, dispatched_at int, PRIMARY KEY (consumer, message_id))`, "column message_id has type NUMERIC"},
-		"SQLite: column missing":          {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id text, processed_at int, PRIMARY KEY (consumer, message_id))`, "column produced is missing"},
+		"SQLite: wider key":              {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id text, processed_at int, produced blob, dispatched_at int, PRIMARY KEY (consumer, message_id, processed_at))`, "no primary key or unique index"},
+		"SQLite, collation without case": {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id text COLLATE NOCASE, processed_at int, produced blob, dispatched_at int, PRIMARY KEY (consumer, message_id))`, "no primary key or unique index"},
+		"SQLite: numbers meet":           {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id numeric, processed_at int, produced blob, dispatched_at int, PRIMARY KEY (consumer, message_id))`, "column message_id has type NUMERIC"},
+		"SQLite: column missing":         {"sqlite", `CREATE TABLE watermill_inbox (consumer text, message_id text, processed_at int, PRIMARY KEY (consumer, message_id))`, "column produced is missing"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -142,7 +144,7 @@ func TestCheckAccepts(t *testing.T) {
 	for name, ddl := range map[string]string{
 		"unique index instead of a primary key": `CREATE TABLE watermill_inbox (` + postgreSQLColumns + `); CREATE UNIQUE INDEX ON watermill_inbox (message_id, consumer)`,
 		"varchar(255)":                          `CREATE TABLE watermill_inbox (` + strings.ReplaceAll(postgreSQLColumns, "text", "varchar(255)") + `, PRIMARY KEY (consumer, message_id))`,
-		"field case 13: hash partitions on the key": `CREATE TABLE watermill_inbox (` + postgreSQLColumns + `, PRIMARY KEY (consumer, message_id)) PARTITION BY HASH (message_id);
+		"hash partitions on the key": `CREATE TABLE watermill_inbox (` + postgreSQLColumns + `, PRIMARY KEY (consumer, message_id)) PARTITION BY HASH (message_id);
 			CREATE TABLE p0 PARTITION OF watermill_inbox FOR VALUES WITH (MODULUS 2, REMAINDER 0);
 			CREATE TABLE p1 PARTITION OF watermill_inbox FOR VALUES WITH (MODULUS 2, REMAINDER 1)`,
 		"a column of the next version, and one's own": `CREATE TABLE watermill_inbox (` + postgreSQLColumns + `, added_by_the_next_version text, note text DEFAULT 'x', PRIMARY KEY (consumer, message_id))`,
@@ -479,7 +481,7 @@ func TestNoRowIsADuplicateOnlyIfTheRecordIsSeen(t *testing.T) {
 	}
 }
 
-func TestFieldCase15ARealErrorIsNotADuplicate(t *testing.T) {
+func TestARealErrorIsNotADuplicate(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		open func(testing.TB) *testdb.Database
@@ -525,5 +527,120 @@ func TestNewRepositoryRefuses(t *testing.T) {
 	}
 	if _, err := inboxsql.NewRepository(nil, inboxsql.Options{SchemaAdapter: db.Adapter}); err == nil {
 		t.Error("nil pool: no error")
+	}
+}
+
+// obedient embeds an adapter of ours and changes a part of it.
+type obedient struct {
+	inboxsql.DefaultPostgreSQLSchema
+}
+
+// A claim of another shape is another guarantee, so only the adapters of the package are taken, as they are.
+func TestNewRepositoryRefusesOtherAdapters(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQL(t, "postgres")
+	for _, adapter := range []inboxsql.SchemaAdapter{obedient{}, &obedient{}, &inboxsql.DefaultPostgreSQLSchema{}, (*inboxsql.DefaultSQLiteSchema)(nil)} {
+		if _, err := inboxsql.NewRepository(db.DB, inboxsql.Options{SchemaAdapter: adapter}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%T", adapter)) {
+			t.Errorf("%T: the error is %v", adapter, err)
+		}
+	}
+}
+
+// While a fault hides the table or makes Check fail, InitializeSchema makes no second one in another schema of the
+// search path: it would know of no message that was processed.
+func TestInitializeSchemaMakesNoSecondTable(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]struct{ begin, end string }{
+		"the table is unlogged":           {`ALTER TABLE öff_%[1]s.watermill_inbox SET UNLOGGED`, `ALTER TABLE öff_%[1]s.watermill_inbox SET LOGGED`},
+		"a privilege is missing":          {`REVOKE UPDATE ON öff_%[1]s.watermill_inbox FROM role_%[1]s`, `GRANT UPDATE ON öff_%[1]s.watermill_inbox TO role_%[1]s`},
+		"the schema's USAGE is missing":   {`REVOKE USAGE ON SCHEMA öff_%[1]s FROM role_%[1]s`, `GRANT USAGE ON SCHEMA öff_%[1]s TO role_%[1]s`},
+		"the server is read-only for us":  {`ALTER ROLE role_%[1]s SET default_transaction_read_only = on`, `ALTER ROLE role_%[1]s RESET default_transaction_read_only`},
+		"nothing, and the table is empty": {`SELECT 1`, `SELECT 1`},
+	} {
+		for _, way := range testdb.Ways {
+			t.Run(name+", "+way, func(t *testing.T) {
+				t.Parallel()
+				db, id := testdb.PostgreSQL(t, "postgres"), testdb.RandomName()
+				exec := func(statement string) { db.MustExec(t, strings.ReplaceAll(statement, "%[1]s", id)) }
+				exec(`CREATE ROLE role_%[1]s LOGIN; CREATE SCHEMA öff_%[1]s; CREATE SCHEMA svc_%[1]s AUTHORIZATION role_%[1]s;
+					GRANT USAGE ON SCHEMA öff_%[1]s TO role_%[1]s`)
+				t.Cleanup(func() {
+					exec(`DROP SCHEMA öff_%[1]s, svc_%[1]s CASCADE; DROP OWNED BY role_%[1]s; DROP ROLE role_%[1]s`)
+				})
+				owner := db.Way(t, "postgres", strings.Replace(db.URL, "search_path=", "search_path="+url.QueryEscape("öff_"+id)+"%2C", 1), 1)
+				if err := owner.InitializeSchema(context.Background()); err != nil {
+					t.Fatal(err)
+				}
+				exec(`GRANT INSERT, SELECT, UPDATE ON öff_%[1]s.watermill_inbox TO role_%[1]s`)
+				address := strings.Replace(strings.Replace(db.URL, "search_path=", "search_path=svc_"+id+"%2C"+url.QueryEscape("öff_"+id)+"%2C", 1), "postgres://postgres@", "postgres://role_"+id+"@", 1)
+				run := func() (runs int) {
+					service := db.Way(t, way, address, 2)
+					initErr := service.InitializeSchema(context.Background())
+					handler := wrap(t, service, inbox.Options{}, func(*message.Message) error { runs++; return nil })
+					if _, err := handler(newMessage("payment")); (err != nil) != (initErr != nil) {
+						t.Errorf("InitializeSchema: %v, the message: %v", initErr, err)
+					}
+					return runs
+				}
+				if runs := run(); runs != 1 {
+					t.Fatalf("the handler ran %d times", runs)
+				}
+				exec(fault.begin)
+				if runs := run(); runs != 0 {
+					t.Errorf("the handler ran %d times during the fault", runs)
+				}
+				exec(fault.end)
+				if runs := run(); runs != 0 {
+					t.Errorf("the copy ran %d times after the repair", runs)
+				}
+				if got := db.Count(t, `SELECT count(*) FROM pg_class WHERE relname = 'watermill_inbox' AND relnamespace = $1::regnamespace`, "svc_"+id); got != 0 {
+					t.Error("there is a second table")
+				}
+			})
+		}
+	}
+}
+
+// What a handler leaves in the session changes neither what a later message's id means nor whether it can be claimed.
+func TestSessionSettingsDoNotChangeTheKey(t *testing.T) {
+	t.Parallel()
+	for _, way := range testdb.Ways {
+		for _, setting := range []string{`client_encoding = LATIN1`, `standard_conforming_strings = off`, `backslash_quote = off`} {
+			t.Run(way+", "+setting, func(t *testing.T) {
+				t.Parallel()
+				db := testdb.PostgreSQL(t, "postgres")
+				service, other := db.Way(t, way, db.URL, 1), db.Way(t, "postgres", db.URL, 1)
+				if err := service.InitializeSchema(context.Background()); err != nil {
+					t.Fatal(err)
+				}
+				first := wrap(t, service, inbox.Options{}, func(msg *message.Message) error {
+					return service.Exec(msg.Context(), `SET SESSION `+setting)
+				})
+				if _, err := first(newMessage("first")); err != nil {
+					t.Fatal(err)
+				}
+				ids := []string{`plain`, `é`, `€\u0041`, `it's`, `a\'b`, "line\nend\x01", `🙂`, `''`}
+				for i, on := range []inbox.Repository{service, other, service} {
+					runs := 0
+					handler := wrap(t, on, inbox.Options{}, func(*message.Message) error { runs++; return nil })
+					for _, id := range ids {
+						if _, err := handler(newMessage(id)); err != nil {
+							t.Fatalf("%q: %v", id, err)
+						}
+					}
+					if i == 0 && runs != len(ids) || i > 0 && runs != 0 {
+						t.Fatalf("%d runs in round %d", runs, i)
+					}
+				}
+				for _, id := range ids {
+					if got := db.Count(t, `SELECT count(*) FROM watermill_inbox WHERE message_id = $1`, id); got != 1 {
+						t.Errorf("%q is stored %d times", id, got)
+					}
+				}
+				if got := db.Count(t, `SELECT count(*) FROM watermill_inbox`); got != len(ids)+1 {
+					t.Errorf("%d records, want %d", got, len(ids)+1)
+				}
+			})
+		}
 	}
 }

@@ -17,7 +17,7 @@ import (
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
 )
 
-func TestFieldCase54TwoRoutersOnOneSQLiteFile(t *testing.T) {
+func TestTwoRoutersOnOneSQLiteFile(t *testing.T) {
 	t.Parallel()
 	db := testdb.SQLite(t)
 	db.Repository(t, inboxsql.Options{})
@@ -77,7 +77,7 @@ func TestSQLiteBusyIsTransient(t *testing.T) {
 	}
 }
 
-func TestFieldCase20SQLiteHandlerWritesAroundTheTransaction(t *testing.T) {
+func TestSQLiteHandlerWritesAroundTheTransaction(t *testing.T) {
 	t.Parallel()
 	db := testdb.SQLiteWith(t, "_pragma=journal_mode(WAL)&_pragma=busy_timeout(30000)")
 	around := true
@@ -105,7 +105,7 @@ func TestFieldCase20SQLiteHandlerWritesAroundTheTransaction(t *testing.T) {
 	}
 }
 
-func TestFieldCase56FailedCommitLeavesNoTransactionOpen(t *testing.T) {
+func TestFailedCommitLeavesNoTransactionOpen(t *testing.T) {
 	t.Parallel()
 	db := testdb.SQLiteWith(t, "_pragma=journal_mode(DELETE)&_pragma=busy_timeout(0)")
 	repository := db.Repository(t, inboxsql.Options{})
