@@ -315,3 +315,94 @@ func TestOutboxTakesManyMessages(t *testing.T) {
 		t.Fatalf("%d messages in the outbox, want %d in order", len(got), count)
 	}
 }
+
+// Whatever driver the handler's transaction is on, and whichever version of watermill-sql has the tables: what is
+// published is there once, if and only if the handler's work is.
+func TestOutboxOnEveryDriver(t *testing.T) {
+	t.Parallel()
+	bytea := func(string) string { return "BYTEA" }
+	v4 := watermillsql4.DefaultPostgreSQLSchema{}
+	insertV4 := func(topic string, messages message.Messages) (string, []any, error) {
+		query, err := v4.InsertQuery(watermillsql4.InsertQueryParams{Topic: topic, Msgs: messages})
+		return query.Query, query.Args, err
+	}
+	for _, way := range testdb.Ways {
+		for name, c := range map[string]struct {
+			tables  watermillsql.DefaultPostgreSQLSchema
+			options outbox.Options
+		}{
+			"v3, bytes": {watermillsql.DefaultPostgreSQLSchema{GeneratePayloadType: bytea},
+				outbox.Options{SchemaAdapter: watermillsql.DefaultPostgreSQLSchema{GeneratePayloadType: bytea}}},
+			"v3, JSON": {watermillsql.DefaultPostgreSQLSchema{}, outbox.Options{SchemaAdapter: watermillsql.DefaultPostgreSQLSchema{}}},
+			"v4":       {watermillsql.DefaultPostgreSQLSchema{}, outbox.Options{InsertQuery: insertV4}},
+		} {
+			t.Run(way+", "+name, func(t *testing.T) {
+				t.Parallel()
+				db := testdb.PostgreSQL(t, "postgres")
+				service := db.Way(t, way, db.URL, 1)
+				if err := service.InitializeSchema(context.Background()); err != nil {
+					t.Fatal(err)
+				}
+				for _, query := range c.tables.SchemaInitializingQueries("events") {
+					db.MustExec(t, query.Query)
+				}
+				publisher, err := outbox.NewPublisher(c.options)
+				if err != nil {
+					t.Fatal(err)
+				}
+				fails := true
+				handler := wrap(t, service, inbox.Options{}, func(msg *message.Message) error {
+					if err := service.Exec(msg.Context(), `INSERT INTO effects (effect) VALUES ($1)`, msg.UUID); err != nil {
+						return err
+					}
+					one, two := newMessage("event-1"), newMessage("event-2")
+					for _, event := range []*message.Message{one, two} {
+						event.Payload = []byte(`{"a": "it's \\ é"}`)
+						event.Metadata.Set("key", `it's "é"`)
+						event.SetContext(msg.Context())
+					}
+					if err := publisher.Publish("events", one, two); err != nil {
+						return err
+					}
+					if fails {
+						return errors.New("the handler fails after publishing")
+					}
+					return nil
+				})
+				if _, err := handler(newMessage("payment")); err == nil {
+					t.Fatal("no error")
+				}
+				fails = false
+				for range 2 {
+					if _, err := handler(newMessage("payment")); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if got := outboxOf(t, db, "events"); !slices.Equal(got, []string{"event-1", "event-2"}) {
+					t.Errorf("the outbox holds %q", got)
+				}
+				as := map[bool]string{true: `convert_from(payload, 'UTF8')::json`, false: `payload`}[name == "v3, bytes"]
+				if got := db.Count(t, `SELECT count(*) FROM watermill_events WHERE `+as+`->>'a' = $1 AND metadata->>'key' = $2`, `it's \ é`, `it's "é"`); got != 2 {
+					t.Errorf("%d messages are as they were published", got)
+				}
+			})
+		}
+	}
+	none := outbox.Options{SchemaAdapter: outboxSchema, InsertQuery: insertV4}
+	if _, err := outbox.NewPublisher(none); err == nil {
+		t.Error("a publisher with two ways to insert")
+	}
+}
+
+// What no retry cures ends in the poison queue.
+func TestOutboxOutsideOfAHandlerIsPermanent(t *testing.T) {
+	t.Parallel()
+	publisher, err := outbox.NewPublisher(outbox.Options{SchemaAdapter: outboxSchema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = publisher.Publish("events", newMessage("1"))
+	if !errors.Is(err, outbox.ErrNoTransaction) || inbox.ShouldRetry(middleware.RetryParams{Err: err}) || !inbox.ShouldPoison(err) {
+		t.Errorf("%v would be retried", err)
+	}
+}
