@@ -13,7 +13,7 @@ import (
 	"github.com/devmappa/watermill-inbox/internal/interval"
 )
 
-// Cleaner deletes records that are older than their retention. Nothing is ever deleted unless a Cleaner is
+// Cleaner deletes records of a service's consumers that are older than their retention. Nothing is ever deleted unless a Cleaner is
 // made and run. Any number of instances may run one on the same table; one of them works at a time, and when it
 // dies another goes on.
 type Cleaner struct {
@@ -49,6 +49,23 @@ func NewCleaner(records Records, options CleanerOptions) (*Cleaner, error) {
 	}
 	options.setDefaults()
 	return &Cleaner{records: records, options: options}, nil
+}
+
+// CleanerObservation is what a pass has done so far. See [CleanerOptions].Observe.
+type CleanerObservation struct {
+	CleanerPass
+
+	// Done: the pass is over.
+	Done bool
+
+	// Err is what Pass returns.
+	Err error
+}
+
+func (c *Cleaner) observe(ctx context.Context, pass CleanerPass, done bool, err error) {
+	if c.options.Observe != nil {
+		c.options.Observe(ctx, CleanerObservation{CleanerPass: pass, Done: done, Err: err})
+	}
 }
 
 // failedPassPause is the longest pause after a pass that failed.
@@ -94,7 +111,7 @@ const (
 func (c *Cleaner) Pass(ctx context.Context) (CleanerPass, error) {
 	var pass CleanerPass
 	err := c.pass(ctx, &pass)
-	c.options.Progress(pass)
+	c.observe(ctx, pass, true, err)
 	return pass, err
 }
 
@@ -115,7 +132,7 @@ func (c *Cleaner) pass(ctx context.Context, pass *CleanerPass) error {
 	var failures []error
 	size := c.options.BatchSize
 	for _, consumer := range consumers {
-		if c.options.Retention.For(consumer) == KeepForever {
+		if !c.options.Consumers.Contains(consumer) || c.options.Retention.For(consumer) == KeepForever {
 			continue
 		}
 		err := c.cleanConsumer(ctx, consumer, now, &size, pass)
@@ -176,7 +193,7 @@ func (c *Cleaner) deleteProcessed(ctx context.Context, consumer string, before t
 			return nil
 		default:
 			from = last
-			c.options.Progress(*pass)
+			c.observe(ctx, *pass, false, nil)
 		}
 		if err := interval.Wait(ctx, c.options.BatchPause); err != nil {
 			return err
@@ -188,7 +205,7 @@ func (c *Cleaner) deleteProcessed(ctx context.Context, consumer string, before t
 func (c *Cleaner) deleteUnsent(ctx context.Context, consumer string, before time.Time, pass *CleanerPass) error {
 	const batchSize = 100
 	for after := (Key{}); ; {
-		found, err := Find(ctx, c.records, Selection{Consumer: consumer, To: before, Unsent: true}, after, batchSize)
+		found, err := c.records.FindRecords(ctx, Selection{Consumer: consumer, To: before, Unsent: true}, after, batchSize)
 		if err != nil || len(found) == 0 {
 			return err
 		}
@@ -205,7 +222,7 @@ func (c *Cleaner) deleteUnsent(ctx context.Context, consumer string, before time
 			return err
 		}
 		after = found[len(found)-1].Key
-		c.options.Progress(*pass)
+		c.observe(ctx, *pass, false, nil)
 		if err := interval.Wait(ctx, c.options.BatchPause); err != nil {
 			return err
 		}

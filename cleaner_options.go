@@ -1,6 +1,7 @@
 package inbox
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -9,7 +10,12 @@ import (
 
 // CleanerOptions of a [Cleaner].
 type CleanerOptions struct {
-	// Retention is how long records are kept.
+	// Consumers are those that the service owns; records of others are never touched. Services that share a table
+	// each run a cleaner for their own.
+	// Required.
+	Consumers Consumers
+
+	// Retention is how long records are kept. It names no consumer that the service does not own.
 	// Required.
 	Retention Retention
 
@@ -37,10 +43,10 @@ type CleanerOptions struct {
 	// Default: 1 hour.
 	Interval time.Duration
 
-	// Progress is called after each batch and at the end of a pass with what the pass has done so far, by one
+	// Observe is called after each batch and at the end of a pass with what the pass has done so far, by one
 	// goroutine at a time.
 	// Default: nil.
-	Progress func(CleanerPass)
+	Observe func(ctx context.Context, observation CleanerObservation)
 
 	// Logger gets a line per pass of Run at info level when it deleted or kept something unsent. At error level it
 	// gets passes of Run that failed, once each retention of a consumer that has no records, and unsent records that
@@ -53,6 +59,14 @@ type CleanerOptions struct {
 func (o CleanerOptions) Validate() error {
 	if err := o.Retention.Validate(); err != nil {
 		return err
+	}
+	if err := o.Consumers.Validate(); err != nil {
+		return err
+	}
+	for consumer := range o.Retention.Consumers {
+		if !o.Consumers.Contains(consumer) {
+			return fmt.Errorf("inbox: there is a retention of consumer %q, which is not one of Consumers", consumer)
+		}
 	}
 	switch {
 	case o.UnsentRetention < 0:
@@ -77,9 +91,6 @@ func (o *CleanerOptions) setDefaults() {
 	}
 	if o.Interval == 0 {
 		o.Interval = time.Hour
-	}
-	if o.Progress == nil {
-		o.Progress = func(CleanerPass) {}
 	}
 	if o.Logger == nil {
 		o.Logger = watermill.NopLogger{}

@@ -47,7 +47,7 @@ func TestCleanerGoesOnAfterAFailedPass(t *testing.T) {
 	t.Parallel()
 	logger := watermill.NewCaptureLogger()
 	repository := &failing{wentOn: make(chan struct{}), deletion: errors.New("the database is away")}
-	cleaner, err := inbox.NewCleaner(repository, inbox.CleanerOptions{Retention: oneHour, Interval: time.Millisecond, Logger: logger})
+	cleaner, err := inbox.NewCleaner(repository, inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: oneHour, Interval: time.Millisecond, Logger: logger})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func (s *slow) DeleteProcessed(ctx context.Context, _ string, _, _ time.Time, li
 
 func TestCleanerMakesSmallerBatchesAfterATimeout(t *testing.T) {
 	t.Parallel()
-	options := inbox.CleanerOptions{Retention: oneHour, BatchSize: 400, BatchTimeout: 10 * time.Millisecond, BatchPause: time.Nanosecond}
+	options := inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: oneHour, BatchSize: 400, BatchTimeout: 10 * time.Millisecond, BatchPause: time.Nanosecond}
 	for largest, want := range map[int]struct {
 		sizes []int
 		left  int
@@ -129,7 +129,7 @@ func TestCleanerKeepsSmallerBatchesForTheRestOfThePass(t *testing.T) {
 	t.Parallel()
 	records := several{&slow{MemoryRepository: inboxtest.NewMemoryRepository(), left: 100, largest: 150}, []string{"a", "b"}}
 	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{
-		Retention: oneHour, BatchSize: 200, BatchTimeout: 10 * time.Millisecond, BatchPause: time.Nanosecond,
+		Consumers: inbox.AllConsumers(), Retention: oneHour, BatchSize: 200, BatchTimeout: 10 * time.Millisecond, BatchPause: time.Nanosecond,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -148,7 +148,7 @@ type undeletable struct {
 	deletions int
 }
 
-func (u *undeletable) DeleteRecords(context.Context, []inbox.Found) (int, error) {
+func (u *undeletable) DeleteRecords(context.Context, []inbox.Record) (int, error) {
 	u.deletions++
 	return 0, nil
 }
@@ -157,7 +157,7 @@ func TestCleanerEndsThoughUnsentRecordsStay(t *testing.T) {
 	t.Parallel()
 	records := &undeletable{MemoryRepository: inboxtest.NewMemoryRepository()}
 	key := inbox.Key{Consumer: "consumer", MessageID: "1"}
-	transaction, _, err := records.Claim(context.Background(), key)
+	transaction, _, err := records.Claim(context.Background(), inbox.ClaimParams{Key: key})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +168,7 @@ func TestCleanerEndsThoughUnsentRecordsStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	records.Age(key, 3*time.Hour)
-	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Retention: oneHour, UnsentRetention: 2 * time.Hour, BatchPause: time.Nanosecond})
+	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: oneHour, UnsentRetention: 2 * time.Hour, BatchPause: time.Nanosecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,14 +182,13 @@ func TestCleanerEndsThoughUnsentRecordsStay(t *testing.T) {
 // stuck waits for a lock that somebody has forgotten.
 type stuck struct{ *inboxtest.MemoryRepository }
 
-func (stuck) DeleteRecords(ctx context.Context, _ []inbox.Found) (int, error) {
+func (stuck) DeleteRecords(ctx context.Context, _ []inbox.Record) (int, error) {
 	<-ctx.Done()
 	return 0, ctx.Err()
 }
 
-func (stuck) FindRecords(_ context.Context, _ inbox.Selection, _ inbox.Key, _ int, each func(inbox.Key, inbox.Record)) error {
-	each(inbox.Key{Consumer: "consumer", MessageID: "1"}, inbox.Record{})
-	return nil
+func (stuck) FindRecords(_ context.Context, _ inbox.Selection, _ inbox.Key, _ int) ([]inbox.Record, error) {
+	return []inbox.Record{{Key: inbox.Key{Consumer: "consumer", MessageID: "1"}}}, nil
 }
 
 func (stuck) Consumers(context.Context) ([]string, time.Time, error) {
@@ -199,7 +198,7 @@ func (stuck) Consumers(context.Context) ([]string, time.Time, error) {
 func TestCleanerBoundsTheDeletionOfUnsentRecords(t *testing.T) {
 	t.Parallel()
 	cleaner, err := inbox.NewCleaner(stuck{inboxtest.NewMemoryRepository()}, inbox.CleanerOptions{
-		Retention: oneHour, UnsentRetention: time.Hour, BatchTimeout: 10 * time.Millisecond,
+		Consumers: inbox.AllConsumers(), Retention: oneHour, UnsentRetention: time.Hour, BatchTimeout: 10 * time.Millisecond,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -230,7 +229,7 @@ func TestCleanerPausesForTheLongestInterval(t *testing.T) {
 	const cleaners = 20 // the pause varies
 	done := make(chan error)
 	for range cleaners {
-		cleaner, err := inbox.NewCleaner(counted{inboxtest.NewMemoryRepository(), &passes}, inbox.CleanerOptions{Retention: oneHour, Interval: math.MaxInt64})
+		cleaner, err := inbox.NewCleaner(counted{inboxtest.NewMemoryRepository(), &passes}, inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: oneHour, Interval: math.MaxInt64})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -276,7 +275,7 @@ func TestCleanerTrustsNoClockThatHasJumped(t *testing.T) {
 		{24 * time.Hour, 1000 * 24 * time.Hour, true},
 	} {
 		records := clock{ahead: c.ahead, MemoryRepository: inboxtest.NewMemoryRepository()}
-		cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Retention: inbox.Retention{
+		cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: inbox.Retention{
 			Default: inbox.KeepForever, Consumers: map[string]time.Duration{"consumer": c.retention},
 		}})
 		if err != nil {
@@ -307,7 +306,7 @@ func (j *jumping) DeleteProcessed(_ context.Context, _ string, _, before time.Ti
 func TestCleanerTrustsNoClockThatJumpsDuringAPass(t *testing.T) {
 	t.Parallel()
 	records := &jumping{MemoryRepository: inboxtest.NewMemoryRepository()}
-	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Retention: oneHour})
+	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: oneHour})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -345,7 +344,7 @@ func (m *many) DeleteProcessed(_ context.Context, _ string, from, _ time.Time, l
 func TestCleanerGoesOnFromTheLastRecord(t *testing.T) {
 	t.Parallel()
 	records := &many{MemoryRepository: inboxtest.NewMemoryRepository(), batches: 2}
-	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Retention: oneHour, BatchPause: time.Nanosecond})
+	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: oneHour, BatchPause: time.Nanosecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -379,7 +378,7 @@ func (o *oneFails) DeleteProcessed(_ context.Context, consumer string, _, _ time
 func TestCleanerGoesOnWithOtherConsumers(t *testing.T) {
 	t.Parallel()
 	records := &oneFails{MemoryRepository: inboxtest.NewMemoryRepository()}
-	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Retention: oneHour})
+	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: oneHour})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -410,7 +409,7 @@ func (b *busy) DeleteProcessed(_ context.Context, _ string, _, _ time.Time, limi
 
 func TestCleanerYields(t *testing.T) {
 	t.Parallel()
-	cleaner, err := inbox.NewCleaner(&busy{MemoryRepository: inboxtest.NewMemoryRepository()}, inbox.CleanerOptions{Retention: oneHour, BatchSize: 7})
+	cleaner, err := inbox.NewCleaner(&busy{MemoryRepository: inboxtest.NewMemoryRepository()}, inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: oneHour, BatchSize: 7})
 	if err != nil {
 		t.Fatal(err)
 	}

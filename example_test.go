@@ -132,6 +132,7 @@ func ExamplePermanent() {
 func ExampleCleaner() {
 	ctx, cancel := context.WithCancel(context.Background())
 	cleaner, err := inbox.NewCleaner(inboxtest.NewMemoryRepository(), inbox.CleanerOptions{
+		Consumers: inbox.NamedConsumers("charge_card", "update_search", "send_invoice"),
 		Retention: inbox.Retention{
 			Default:   30 * 24 * time.Hour,
 			Consumers: map[string]time.Duration{"charge_card": inbox.KeepForever, "update_search": 24 * time.Hour},

@@ -1,6 +1,7 @@
 package inbox
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"unicode/utf8"
@@ -26,6 +27,11 @@ type Key struct {
 // String returns the key for logs, quoted, so that unprintable bytes are seen.
 func (k Key) String() string {
 	return fmt.Sprintf("%q/%q", k.Consumer, k.MessageID)
+}
+
+// Compare is the order of keys, first by the consumer and then by the message id, each byte by byte: -1, 0 or +1.
+func (k Key) Compare(other Key) int {
+	return cmp.Or(strings.Compare(k.Consumer, other.Consumer), strings.Compare(k.MessageID, other.MessageID))
 }
 
 // Validate returns an error that matches [ErrInvalidKey] and names the part that is wrong:

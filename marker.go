@@ -17,15 +17,6 @@ const (
 	markPending  = 10_000                 // records kept while marks fail; of the others a copy is sent once more
 )
 
-// Close marks the stored messages that are known to be sent and waits for those whose message is not yet
-// acknowledged, until ctx ends; it then returns the context's error. Call it after the router has stopped
-// and before the database is closed. What is not marked is sent once more with the next copy, and kept by
-// the [Cleaner]. A message that nobody answers, as when a handler is called without a router, is waited for as well. It
-// may be called more than once; the middleware still works afterwards, without marking.
-func (m *Middleware) Close(ctx context.Context) error {
-	return m.marker.close(ctx)
-}
-
 // marker marks stored messages as sent. The router acknowledges a message only after the publisher's nil,
 // so the acknowledgement is the proof, and there is no publisher to wrap and none to forget. Marks are
 // written in batches, off the path of the messages. A lost mark means one more publish under the same UUIDs.
@@ -33,6 +24,7 @@ func (m *Middleware) Close(ctx context.Context) error {
 // It has goroutines only while there is something to wait for.
 type marker struct {
 	repository Repository
+	observe    func(context.Context, MarksObservation)
 	logger     watermill.LoggerAdapter
 
 	goroutines sync.WaitGroup
@@ -42,19 +34,19 @@ type marker struct {
 
 	mutex    sync.Mutex
 	closed   bool
-	records  []Found // acknowledged and not marked yet
+	records  []Record // acknowledged and not marked yet
 	flushing bool
 }
 
-func newMarker(repository Repository, logger watermill.LoggerAdapter) *marker {
-	m := &marker{repository: repository, logger: logger, closing: make(chan struct{})}
+func newMarker(repository Repository, options Options) *marker {
+	m := &marker{repository: repository, observe: options.ObserveMarks, logger: options.Logger, closing: make(chan struct{})}
 	m.abandoned, m.abandon = context.WithCancel(context.Background())
 	return m
 }
 
 // await marks the record when the message is acknowledged. The router answers every message whose handler has
 // returned. The attempt's context says nothing: Watermill's Timeout ends it before the router publishes.
-func (m *marker) await(msg *message.Message, record Found) {
+func (m *marker) await(msg *message.Message, record Record) {
 	if isClosed(msg.Acked()) {
 		return // by somebody before the router has published: it proves nothing
 	}
@@ -75,7 +67,7 @@ func (m *marker) await(msg *message.Message, record Found) {
 	}()
 }
 
-func (m *marker) add(record Found) {
+func (m *marker) add(record Record) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
 	if len(m.records) == markPending {
@@ -97,6 +89,7 @@ func (m *marker) flush() {
 		ctx, cancel := context.WithTimeout(m.abandoned, markTimeout)
 		err := m.repository.MarkSent(ctx, batch)
 		cancel()
+		m.report(len(batch), err)
 		if err == nil {
 			wait = markInterval
 			batch = m.next(len(batch), wait)
@@ -108,9 +101,19 @@ func (m *marker) flush() {
 	}
 }
 
+func (m *marker) report(records int, err error) {
+	if m.observe == nil {
+		return
+	}
+	m.mutex.Lock()
+	pending := len(m.records) - records
+	m.mutex.Unlock()
+	m.observe(m.abandoned, MarksObservation{Records: records, Pending: pending, Err: err})
+}
+
 // next forgets the first records, which are marked, waits, and returns the next batch. When there is none,
 // the flush has ended.
-func (m *marker) next(marked int, wait time.Duration) []Found {
+func (m *marker) next(marked int, wait time.Duration) []Record {
 	m.mutex.Lock()
 	m.records = m.records[marked:]
 	m.mutex.Unlock()

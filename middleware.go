@@ -18,6 +18,28 @@ type Middleware struct {
 	marker     *marker
 }
 
+// NewMiddleware returns the inbox middleware. It opens no connection. One middleware serves any number of
+// handlers and routers at once.
+func NewMiddleware(repository Repository, options Options) (*Middleware, error) {
+	if repository == nil {
+		return nil, errors.New("inbox: repository is nil")
+	}
+	if err := options.Validate(); err != nil {
+		return nil, err
+	}
+	options.setDefaults()
+	return &Middleware{repository: repository, options: options, marker: newMarker(repository, options)}, nil
+}
+
+// Close marks the stored messages that are known to be sent and waits for those whose message is not yet
+// acknowledged, until ctx ends; it then returns the context's error. Call it after the router has stopped
+// and before the database is closed. What is not marked is sent once more with the next copy, and kept by
+// the [Cleaner]. A message that nobody answers, as when a handler is called without a router, is waited for as well. It
+// may be called more than once; the middleware still works afterwards, without marking.
+func (m *Middleware) Close(ctx context.Context) error {
+	return m.marker.close(ctx)
+}
+
 // Middleware is the handler middleware to add to a router or to one handler. Inside of Watermill's Retry,
 // so that every attempt has a transaction of its own; see the package documentation for the whole order.
 func (m *Middleware) Middleware(h message.HandlerFunc) message.HandlerFunc {
@@ -95,7 +117,7 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 		a.observation.Outcome, a.observation.Age = Duplicate, max(0, time.Since(record.ProcessedAt))
 		if len(produced) > 0 {
 			a.observation.Outcome = Replayed
-			a.marker.await(a.msg, Found{Key: a.inner.key, Record: Record{ProcessedAt: record.ProcessedAt}})
+			a.marker.await(a.msg, Record{Key: a.inner.key, ProcessedAt: record.ProcessedAt})
 		}
 		return produced, nil
 	}
@@ -126,7 +148,7 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 	}
 	a.observation.Outcome = Processed
 	if len(produced) > 0 {
-		a.marker.await(a.msg, Found{Key: a.inner.key, Record: Record{ProcessedAt: a.processedAt}})
+		a.marker.await(a.msg, Record{Key: a.inner.key, ProcessedAt: a.processedAt})
 	}
 	return produced, nil
 }
@@ -134,7 +156,7 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 // claim opens the transaction and claims the key, within the claim timeout.
 func (a *attempt) claim(ctx context.Context, cancel context.CancelCauseFunc) (Transaction, *Record, error) {
 	timer := time.AfterFunc(a.options.ClaimTimeout, func() { cancel(ErrInFlight) })
-	transaction, record, err := a.repository.Claim(ctx, a.inner.key)
+	transaction, record, err := a.repository.Claim(ctx, ClaimParams{Key: a.inner.key})
 	a.waited = time.Since(a.started)
 	if timer.Stop() {
 		return transaction, record, err

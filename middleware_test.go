@@ -80,10 +80,10 @@ func TestErrorText(t *testing.T) {
 // instant is a repository that does nothing, so that only the middleware is measured.
 type instant struct{}
 
-func (instant) Claim(context.Context, inbox.Key) (inbox.Transaction, *inbox.Record, error) {
+func (instant) Claim(context.Context, inbox.ClaimParams) (inbox.Transaction, *inbox.Record, error) {
 	return instant{}, nil, nil
 }
-func (instant) MarkSent(context.Context, []inbox.Found) error    { return nil }
+func (instant) MarkSent(context.Context, []inbox.Record) error   { return nil }
 func (instant) Store(context.Context, []byte) (time.Time, error) { return time.Now(), nil }
 func (instant) Commit(context.Context) error                     { return nil }
 func (instant) Rollback() error                                  { return nil }

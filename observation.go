@@ -46,6 +46,15 @@ type Observation struct {
 	TooOld bool
 }
 
+// MarksObservation is what became of one try to mark stored messages as sent. See [Options].ObserveMarks.
+type MarksObservation struct {
+	// Records is how many records were to be marked, and Pending how many more wait for the next try.
+	Records, Pending int
+
+	// Err is why none of them was marked; nil when all were.
+	Err error
+}
+
 // report logs and observes the attempt at its end.
 func (a *attempt) report(err error) {
 	if a.claimed {
@@ -57,7 +66,7 @@ func (a *attempt) report(err error) {
 		a.observation.Duration = time.Since(a.started)
 		a.observation.Err = err
 		a.observation.TooOld = a.observation.TooOld || errors.Is(err, ErrTooOld)
-		a.options.Observe(a.observation)
+		a.options.Observe(a.outer, a.observation)
 	}
 }
 

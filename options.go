@@ -1,7 +1,7 @@
 package inbox
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"time"
 
@@ -40,10 +40,15 @@ type Options struct {
 	// Default: off.
 	TooOld TooOldOptions
 
-	// Observe is called once at the end of each attempt, by the goroutine that handles the message and before
-	// the router goes on, so it must be fast.
+	// Observe is called once at the end of each attempt, with the message's context, by the goroutine that handles the
+	// message and before the router continues, so it must be fast.
 	// Default: nil.
-	Observe func(Observation)
+	Observe func(ctx context.Context, observation Observation)
+
+	// ObserveMarks is called after each try to mark stored messages as sent, by one goroutine at a time, with a
+	// context that ends when the marks are given up.
+	// Default: nil.
+	ObserveMarks func(ctx context.Context, observation MarksObservation)
 
 	// Logger gets one line per message at debug level. At error level it gets only what the router does
 	// not log: attempts that ended because the message's context was cancelled, stored messages that go
@@ -74,17 +79,4 @@ func (o *Options) setDefaults() {
 	if o.Logger == nil {
 		o.Logger = watermill.NopLogger{}
 	}
-}
-
-// NewMiddleware returns the inbox middleware. It opens no connection. One middleware serves any number of
-// handlers and routers at once.
-func NewMiddleware(repository Repository, options Options) (*Middleware, error) {
-	if repository == nil {
-		return nil, errors.New("inbox: repository is nil")
-	}
-	if err := options.Validate(); err != nil {
-		return nil, err
-	}
-	options.setDefaults()
-	return &Middleware{repository: repository, options: options, marker: newMarker(repository, options.Logger)}, nil
 }

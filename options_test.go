@@ -19,7 +19,7 @@ func TestConstructorsRefuse(t *testing.T) {
 	if _, err := inbox.NewMiddleware(repository, inbox.Options{ClaimTimeout: -1}); err == nil {
 		t.Error("negative claim timeout accepted")
 	}
-	if _, err := inbox.NewCleaner(nil, inbox.CleanerOptions{Retention: inbox.Retention{Default: time.Hour}}); err == nil {
+	if _, err := inbox.NewCleaner(nil, inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: inbox.Retention{Default: time.Hour}}); err == nil {
 		t.Error("nil repository accepted")
 	}
 	hour := inbox.Retention{Default: time.Hour}
@@ -35,6 +35,7 @@ func TestConstructorsRefuse(t *testing.T) {
 		"negative interval":         {Retention: hour, Interval: -1},
 		"negative unsent retention": {Retention: hour, UnsentRetention: -1},
 	} {
+		options.Consumers = inbox.AllConsumers()
 		if _, err := inbox.NewCleaner(inboxtest.NewMemoryRepository(), options); err == nil {
 			t.Errorf("%s accepted", name)
 		}

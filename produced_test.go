@@ -52,11 +52,8 @@ func TestStoredFormIsVersionOne(t *testing.T) {
 	if err := once.Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	var stored string
-	err = repository.FindRecords(context.Background(), inbox.Selection{Unsent: true}, inbox.Key{}, 1, func(_ inbox.Key, record inbox.Record) {
-		stored = string(record.Produced)
-	})
-	if err != nil || stored != golden {
+	stored, err := repository.FindRecords(context.Background(), inbox.Selection{Unsent: true}, inbox.Key{}, 2)
+	if err != nil || len(stored) != 1 || string(stored[0].Produced) != golden {
 		t.Fatalf("stored\n%s\nwant\n%s\n%v", stored, golden, err)
 	}
 	list, err := inbox.ListUnsent(context.Background(), repository, -time.Hour, inbox.Key{}, 1)

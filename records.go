@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Records is what a repository offers beside the path of the messages: for the [Cleaner], and for operators
-// ([Find], [Forget], [ListUnsent], [ReadStatistics]). Every repository of this module implements it; one that
-// does not is still a [Repository].
+// Records is what a repository offers in addition to the path of the messages: for the [Cleaner], and for operators
+// (also [Forget] and [ListUnsent]). Every repository of this module implements it; one that does not is still a
+// [Repository].
 //
 // All its methods may be called by many goroutines and many processes at once, and none makes claims wait.
 type Records interface {
@@ -29,17 +29,18 @@ type Records interface {
 	// CountRecords returns how many records are selected.
 	CountRecords(ctx context.Context, selection Selection) (count int, err error)
 
-	// FindRecords calls the function for the selected records whose key comes after the given one, in the
-	// order of the keys compared byte by byte, at most limit times.
-	FindRecords(ctx context.Context, selection Selection, after Key, limit int, each func(Key, Record)) error
+	// FindRecords returns at most limit selected records, in the order of their keys, from the one after the given
+	// key (the zero key: from the beginning). Pass the last key of a full page to get the next.
+	FindRecords(ctx context.Context, selection Selection, after Key, limit int) ([]Record, error)
 
 	// DeleteRecords deletes records that were found, those with unsent messages too, in a short transaction of
-	// its own, and returns how many there were. One whose key was claimed anew since then, at another time, is
+	// its own, and returns how many there were. One whose key was claimed again since then, at another time, is
 	// kept.
-	DeleteRecords(ctx context.Context, found []Found) (deleted int, err error)
+	DeleteRecords(ctx context.Context, found []Record) (deleted int, err error)
 
-	// Statistics counts the records. It reads all of the table.
-	Statistics(ctx context.Context) (Statistics, error)
+	// Statistics counts the records of the consumers. It reads all of the table, so it is for an operator, or once
+	// an hour, not for every scrape of a monitoring system.
+	Statistics(ctx context.Context, consumers Consumers) (Statistics, error)
 }
 
 // ErrCleaning is returned by [Records].DeleteProcessed while another call is at work on the table.
@@ -63,30 +64,13 @@ type Selection struct {
 	Unsent bool
 }
 
-// Found is a record and its key. A key that is claimed anew after its record was deleted is another record, with
-// another ProcessedAt.
-type Found struct {
-	Key Key
-	Record
-}
-
-// Find returns at most limit selected records, in the order of their keys, from the one after the given key (the
-// zero key: from the beginning). Pass the last key of a full page to get the next.
-func Find(ctx context.Context, records Records, selection Selection, after Key, limit int) ([]Found, error) {
-	var found []Found
-	err := records.FindRecords(ctx, selection, after, limit, func(key Key, record Record) {
-		found = append(found, Found{key, record})
-	})
-	return found, err
-}
-
 // NotConfirmedError is returned by [Forget] when the number of records is not the confirmed one. Nothing was
 // deleted.
 type NotConfirmedError struct {
 	Selected, Confirmed int
 }
 
-// Error tells both numbers.
+// Error has both numbers.
 func (e *NotConfirmedError) Error() string {
 	return fmt.Sprintf("inbox: %d records are selected and %d were confirmed, nothing is forgotten", e.Selected, e.Confirmed)
 }
@@ -113,7 +97,7 @@ func Forget(ctx context.Context, records Records, selection Selection, confirmed
 		return 0, &NotConfirmedError{Selected: selected, Confirmed: confirmed}
 	}
 	for after := (Key{}); deleted < confirmed; {
-		found, err := Find(ctx, records, selection, after, min(forgetBatch, confirmed-deleted))
+		found, err := records.FindRecords(ctx, selection, after, min(forgetBatch, confirmed-deleted))
 		if err != nil || len(found) == 0 {
 			return deleted, err
 		}
@@ -148,10 +132,4 @@ type ConsumerStatistics struct {
 
 	// LastDay is how many were claimed in the last 24 hours.
 	LastDay int64
-}
-
-// ReadStatistics counts the records of an inbox. It reads all of the table, so it is for an operator, or once an
-// hour, not for every scrape of a monitoring system.
-func ReadStatistics(ctx context.Context, records Records) (Statistics, error) {
-	return records.Statistics(ctx)
 }

@@ -15,7 +15,7 @@ import (
 // major version; optional abilities become interfaces of their own, as [Records].
 type Repository interface {
 	// Claim opens a transaction and claims the key in it. Both are one call, so that a driver that can
-	// pipeline sends them in one round trip. The key is valid.
+	// pipeline sends them in one round trip.
 	//
 	// The database decides who gets the key, by its unique key alone; nothing is looked up before.
 	//   - The key was free: Claim returns the open transaction and a nil record.
@@ -27,13 +27,26 @@ type Repository interface {
 	// The transaction must not outlive ctx: when ctx ends, before or after Claim has returned, the
 	// transaction is rolled back and a waiting Claim returns. Claim must need no second connection while
 	// it holds one.
-	Claim(ctx context.Context, key Key) (Transaction, *Record, error)
+	Claim(ctx context.Context, params ClaimParams) (Transaction, *Record, error)
 
 	// MarkSent notes that the messages stored with these records are known to be sent, and releases what
-	// was stored. A record is its key and when that was claimed: one that is gone, that was claimed anew since, or
+	// was stored. A record is its Key and its ProcessedAt: one that is gone, that was claimed again since, or
 	// that has no stored messages is passed over. It runs in a short transaction of its own; processes may mark
 	// the same records at once.
-	MarkSent(ctx context.Context, records []Found) error
+	MarkSent(ctx context.Context, records []Record) error
+}
+
+// Looker is an optional ability of a [Repository].
+type Looker interface {
+	// Look returns the record of a key, or nil if there is none, without a transaction and without waiting for
+	// one: a claim that is not committed is not seen. So nil does not say that the key is free.
+	Look(ctx context.Context, params ClaimParams) (*Record, error)
+}
+
+// ClaimParams are what is claimed. Fields may be added.
+type ClaimParams struct {
+	// Key is valid.
+	Key Key
 }
 
 // Transaction is an open transaction that holds a claim.
@@ -54,8 +67,11 @@ type Transaction interface {
 	Rollback() error
 }
 
-// Record is what the inbox keeps of a message that has been processed.
+// Record is what the inbox keeps of a message that has been processed. A key that is claimed again after its record
+// was deleted has another record, with another ProcessedAt.
 type Record struct {
+	Key Key
+
 	// ProcessedAt is the time of the claim, by the database's clock.
 	ProcessedAt time.Time
 

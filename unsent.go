@@ -31,11 +31,12 @@ type Unsent struct {
 func ListUnsent(ctx context.Context, records Records, age time.Duration, after Key, limit int) ([]Unsent, error) {
 	var list []Unsent
 	selection := Selection{OlderThan: age, Unsent: true}
-	err := records.FindRecords(ctx, selection, after, limit, func(key Key, record Record) {
-		unsent := Unsent{Key: key, ProcessedAt: record.ProcessedAt}
+	found, err := records.FindRecords(ctx, selection, after, limit)
+	for _, record := range found {
+		unsent := Unsent{Key: record.Key, ProcessedAt: record.ProcessedAt}
 		unsent.Topic, unsent.Messages, unsent.Err = decodeProduced(record.Produced)
 		list = append(list, unsent)
-	})
+	}
 	return list, err
 }
 
@@ -55,5 +56,5 @@ func (u Unsent) Publish(ctx context.Context, repository Repository, publisher me
 	if err := publisher.Publish(u.Topic, u.Messages...); err != nil {
 		return fmt.Errorf("inbox: cannot publish the stored messages of %s: %w", u.Key, err)
 	}
-	return repository.MarkSent(ctx, []Found{{Key: u.Key, Record: Record{ProcessedAt: u.ProcessedAt}}})
+	return repository.MarkSent(ctx, []Record{{Key: u.Key, ProcessedAt: u.ProcessedAt}})
 }

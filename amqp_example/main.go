@@ -70,6 +70,7 @@ func run(naive bool, logger watermill.LoggerAdapter) error {
 	}
 	// The retention is longer than the longest way on which a message can come back.
 	cleaner, err := inbox.NewCleaner(repository, inbox.CleanerOptions{
+		Consumers: inbox.NamedConsumers("book_payment"),
 		Retention: inbox.Retention{Default: 30 * 24 * time.Hour}, Logger: logger,
 	})
 	if err != nil {

@@ -3,6 +3,7 @@
 package inboxtest
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"sync"
@@ -61,7 +62,7 @@ type observed struct {
 	list  []inbox.Observation
 }
 
-func (o *observed) add(observation inbox.Observation) {
+func (o *observed) add(_ context.Context, observation inbox.Observation) {
 	o.mutex.Lock()
 	defer o.mutex.Unlock()
 	o.list = append(o.list, observation)

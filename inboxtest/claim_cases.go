@@ -20,6 +20,7 @@ var claimCases = []kitCase{
 	{"a claim under an ended context fails and holds nothing", claimUnderEndedContext},
 	{"a transaction does not outlive its context", transactionEndsWithContext},
 	{"a commit under an ended context fails with the context's error", commitUnderEndedContext},
+	{"a look sees what is committed, and waits for nothing", lookWaitsForNothing},
 }
 
 func claimFreeKey(k *kit) {
@@ -28,6 +29,9 @@ func claimFreeKey(k *kit) {
 	record := k.wantProcessed(key)
 	if age := time.Since(record.ProcessedAt).Abs(); age > time.Hour {
 		k.Fatalf("the record says it was processed at %s, which is %s from now", record.ProcessedAt, age)
+	}
+	if record.Key != key {
+		k.Fatalf("the record is of %s, want %s", record.Key, key)
 	}
 	if record.Produced != nil {
 		k.Fatalf("nothing was stored, yet the record has %d bytes of produced messages", len(record.Produced))
@@ -123,7 +127,7 @@ func storedBelongsToOneConsumer(k *kit) {
 			k.Fatalf("%s has %q", key, got)
 		}
 	}
-	if err := k.Repository.MarkSent(k.context(), []inbox.Found{{Key: keys[0], Record: *k.wantProcessed(keys[0])}}); err != nil {
+	if err := k.Repository.MarkSent(k.context(), []inbox.Record{*k.wantProcessed(keys[0])}); err != nil {
 		k.Fatal(err)
 	}
 	if k.wantProcessed(keys[0]).Produced != nil || k.wantProcessed(keys[1]).Produced == nil {
@@ -135,7 +139,7 @@ func claimUnderEndedContext(k *kit) {
 	key := k.key()
 	ctx, cancel := context.WithCancel(k.context())
 	cancel()
-	if _, _, err := k.Repository.Claim(ctx, key); err == nil {
+	if _, _, err := k.Repository.Claim(ctx, inbox.ClaimParams{Key: key}); err == nil {
 		k.Fatal("the claim succeeded")
 	}
 	k.process(key, "effect")
@@ -169,4 +173,47 @@ func commitUnderEndedContext(k *kit) {
 		k.Fatal("the commit succeeded")
 	}
 	k.process(key, "effect")
+}
+
+func lookWaitsForNothing(k *kit) {
+	looker, ok := k.Repository.(inbox.Looker)
+	if !ok {
+		k.Skip("the repository has no inbox.Looker")
+	}
+	look := func(key inbox.Key) *inbox.Record {
+		k.Helper()
+		record, err := looker.Look(k.context(), inbox.ClaimParams{Key: key})
+		if err != nil {
+			k.Fatalf("look at %s: %v", key, err)
+		}
+		return record
+	}
+	key, other := k.key(), k.key()
+	other.Consumer = "another"
+	if record := look(key); record != nil {
+		k.Fatalf("a free key has the record %+v", record)
+	}
+	transaction := k.claim(k.context(), key)
+	if record := look(key); record != nil {
+		k.Fatalf("an open claim is seen: %+v", record)
+	}
+	if _, err := transaction.Store(k.context(), []byte("stored")); err != nil {
+		k.Fatal(err)
+	}
+	if err := transaction.Commit(k.context()); err != nil {
+		k.Fatal(err)
+	}
+	want := k.wantProcessed(key)
+	if record := look(key); record == nil || record.Key != key || !record.ProcessedAt.Equal(want.ProcessedAt) || string(record.Produced) != "stored" {
+		k.Fatalf("the look says %+v, the claim %+v", record, want)
+	}
+	other.MessageID = key.MessageID
+	if record := look(other); record != nil {
+		k.Fatalf("another consumer's record is seen: %+v", record)
+	}
+	ctx, cancel := context.WithCancel(k.context())
+	cancel()
+	if record, err := looker.Look(ctx, inbox.ClaimParams{Key: key}); err == nil {
+		k.Fatalf("under an ended context: %+v", record)
+	}
 }

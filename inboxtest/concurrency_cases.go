@@ -133,7 +133,7 @@ func (k *kit) untilDone(key inbox.Key, effect string) {
 	ctx := k.context()
 	var last error
 	for ctx.Err() == nil {
-		transaction, record, err := k.Repository.Claim(ctx, key)
+		transaction, record, err := k.Repository.Claim(ctx, inbox.ClaimParams{Key: key})
 		if err != nil {
 			last = err
 			continue
@@ -168,7 +168,7 @@ func (k *kit) claimLater(ctx context.Context, key inbox.Key) *laterClaim {
 	l := &laterClaim{done: make(chan struct{})}
 	go func() {
 		defer close(l.done)
-		l.transaction, l.record, l.err = k.Repository.Claim(ctx, key)
+		l.transaction, l.record, l.err = k.Repository.Claim(ctx, inbox.ClaimParams{Key: key})
 	}()
 	k.Cleanup(func() {
 		<-l.done

@@ -247,7 +247,7 @@ type observedClaim struct {
 	observe func(context.Context)
 }
 
-func (o *observedClaim) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
+func (o *observedClaim) Claim(ctx context.Context, params inbox.ClaimParams) (inbox.Transaction, *inbox.Record, error) {
 	o.observe(ctx)
-	return o.Repository.Claim(ctx, key)
+	return o.Repository.Claim(ctx, params)
 }

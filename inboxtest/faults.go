@@ -41,23 +41,23 @@ func NewFaultRepository(repository inbox.Repository, fault func(FaultPoint, inbo
 }
 
 // Claim implements [inbox.Repository].
-func (r *FaultRepository) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
-	if err := r.fault(BeforeClaim, key); err != nil {
+func (r *FaultRepository) Claim(ctx context.Context, params inbox.ClaimParams) (inbox.Transaction, *inbox.Record, error) {
+	if err := r.fault(BeforeClaim, params.Key); err != nil {
 		return nil, nil, err
 	}
-	transaction, record, err := r.Repository.Claim(ctx, key)
+	transaction, record, err := r.Repository.Claim(ctx, params)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := r.fault(AfterClaim, key); err != nil {
+	if err := r.fault(AfterClaim, params.Key); err != nil {
 		_ = transaction.Rollback()
 		return nil, nil, err
 	}
-	return &faultTransaction{Transaction: transaction, fault: func(point FaultPoint) error { return r.fault(point, key) }}, record, nil
+	return &faultTransaction{Transaction: transaction, fault: func(point FaultPoint) error { return r.fault(point, params.Key) }}, record, nil
 }
 
 // MarkSent implements [inbox.Repository]. The function is called for each record.
-func (r *FaultRepository) MarkSent(ctx context.Context, records []inbox.Found) error {
+func (r *FaultRepository) MarkSent(ctx context.Context, records []inbox.Record) error {
 	for _, record := range records {
 		if err := r.fault(BeforeMark, record.Key); err != nil {
 			return err

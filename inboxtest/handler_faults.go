@@ -185,8 +185,8 @@ type losingRepository struct {
 	trial *trial
 }
 
-func (l *losingRepository) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
-	transaction, record, err := l.Repository.Claim(ctx, key)
+func (l *losingRepository) Claim(ctx context.Context, params inbox.ClaimParams) (inbox.Transaction, *inbox.Record, error) {
+	transaction, record, err := l.Repository.Claim(ctx, params)
 	if err == nil && record == nil && l.trial.loses {
 		l.trial.loses = false
 		err = transaction.Rollback()

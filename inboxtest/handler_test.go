@@ -167,10 +167,10 @@ func TestHandlerGood(t *testing.T) {
 // impatient fails a claim that would wait, as a database does that has waited long enough.
 type impatient struct{ inbox.Repository }
 
-func (i impatient) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
+func (i impatient) Claim(ctx context.Context, params inbox.ClaimParams) (inbox.Transaction, *inbox.Record, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	timer := time.AfterFunc(50*time.Millisecond, func() { cancel(errors.New("could not serialize access")) })
-	transaction, record, err := i.Repository.Claim(ctx, key)
+	transaction, record, err := i.Repository.Claim(ctx, params)
 	if err == nil && !timer.Stop() {
 		err = errors.Join(context.Cause(ctx), transaction.Rollback())
 	}
@@ -496,8 +496,8 @@ func TestHandlerWithoutClaim(t *testing.T) {
 // forgetful loses every claim with the commit.
 type forgetful struct{ inbox.Repository }
 
-func (f forgetful) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
-	transaction, record, err := f.Repository.Claim(ctx, key)
+func (f forgetful) Claim(ctx context.Context, params inbox.ClaimParams) (inbox.Transaction, *inbox.Record, error) {
+	transaction, record, err := f.Repository.Claim(ctx, params)
 	if err == nil {
 		err = transaction.Rollback()
 	}
@@ -530,8 +530,8 @@ func TestHandlerPublishFails(t *testing.T) {
 // withoutStore forgets the produced messages.
 type withoutStore struct{ inbox.Repository }
 
-func (s withoutStore) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
-	transaction, record, err := s.Repository.Claim(ctx, key)
+func (s withoutStore) Claim(ctx context.Context, params inbox.ClaimParams) (inbox.Transaction, *inbox.Record, error) {
+	transaction, record, err := s.Repository.Claim(ctx, params)
 	return forgetting{transaction}, record, err
 }
 

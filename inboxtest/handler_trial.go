@@ -254,7 +254,7 @@ func (r *trial) processed() (bool, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for _, key := range r.keys {
-		transaction, record, err := r.Repository.Claim(ctx, key)
+		transaction, record, err := r.Repository.Claim(ctx, inbox.ClaimParams{Key: key})
 		if err != nil {
 			return false, fmt.Errorf("cannot look for the record of %s: %w", key, err)
 		}

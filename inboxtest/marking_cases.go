@@ -143,7 +143,18 @@ func contextEndsBeforePublish(k *kit) {
 func marksAreBatchedAndRetried(k *kit) {
 	const messages = 250
 	flaky := &failingMarks{Repository: k.Repository, fails: 2}
-	d := k.deliver(flaky, inbox.Options{}, true, k.produce(new(atomic.Int32)))
+	var failed, marked atomic.Int32
+	observe := func(ctx context.Context, o inbox.MarksObservation) {
+		switch {
+		case ctx.Err() != nil || o.Records == 0 || o.Pending < 0:
+			k.Errorf("observed %+v", o)
+		case o.Err != nil:
+			failed.Add(1)
+		default:
+			marked.Add(int32(o.Records))
+		}
+	}
+	d := k.deliver(flaky, inbox.Options{ObserveMarks: observe}, true, k.produce(new(atomic.Int32)))
 	var keys []inbox.Key
 	for range messages {
 		key := inbox.Key{Consumer: consumer, MessageID: k.key().MessageID}
@@ -155,6 +166,9 @@ func marksAreBatchedAndRetried(k *kit) {
 		if record := k.wantProcessed(key); record.Produced != nil {
 			k.Fatalf("record %s was not marked", key)
 		}
+	}
+	if failed.Load() != 2 || marked.Load() != messages {
+		k.Fatalf("%d tries were observed to fail and %d marks to succeed, want 2 and %d", failed.Load(), marked.Load(), messages)
 	}
 	if got := flaky.calls(); got > 100 {
 		k.Fatalf("%d statements for %d marks", got, messages)
@@ -272,9 +286,9 @@ func unreadableUnsentRecord(k *kit) {
 func nothingToMark(k *kit) {
 	key := k.key()
 	k.process(key, "effect")
-	plain := inbox.Found{Key: key, Record: *k.wantProcessed(key)}
-	unknown := inbox.Found{Key: k.key(), Record: inbox.Record{ProcessedAt: time.Now()}}
-	for _, records := range [][]inbox.Found{nil, {plain}, {unknown}, {plain, unknown, plain}} {
+	plain := *k.wantProcessed(key)
+	unknown := inbox.Record{Key: k.key(), ProcessedAt: time.Now()}
+	for _, records := range [][]inbox.Record{nil, {plain}, {unknown}, {plain, unknown, plain}} {
 		if err := k.Repository.MarkSent(k.context(), records); err != nil {
 			k.Fatalf("marking %v: %v", records, err)
 		}
@@ -285,7 +299,7 @@ func nothingToMark(k *kit) {
 
 func lateMarkOfEarlierRecord(k *kit) {
 	key := k.key()
-	store := func() inbox.Found {
+	store := func() inbox.Record {
 		transaction := k.claim(k.context(), key)
 		processedAt, err := transaction.Store(k.context(), []byte("stored"))
 		if err != nil {
@@ -297,21 +311,21 @@ func lateMarkOfEarlierRecord(k *kit) {
 		if record := k.wantProcessed(key); !record.ProcessedAt.Equal(processedAt) {
 			k.Fatalf("stored at %s, but the record says %s", processedAt, record.ProcessedAt)
 		}
-		return inbox.Found{Key: key, Record: inbox.Record{ProcessedAt: processedAt}}
+		return inbox.Record{Key: key, ProcessedAt: processedAt}
 	}
 	first := store()
-	if _, err := k.records().DeleteRecords(k.context(), []inbox.Found{first}); err != nil {
+	if _, err := k.records().DeleteRecords(k.context(), []inbox.Record{first}); err != nil {
 		k.Fatal(err)
 	}
 	time.Sleep(5 * time.Millisecond) // databases keep times to the millisecond
 	second := store()
-	if err := k.Repository.MarkSent(k.context(), []inbox.Found{first}); err != nil {
+	if err := k.Repository.MarkSent(k.context(), []inbox.Record{first}); err != nil {
 		k.Fatal(err)
 	}
 	if k.wantProcessed(key).Produced == nil {
 		k.Fatal("a late mark of the first record has marked the second one, whose messages are lost")
 	}
-	if err := k.Repository.MarkSent(k.context(), []inbox.Found{first, second}); err != nil {
+	if err := k.Repository.MarkSent(k.context(), []inbox.Record{first, second}); err != nil {
 		k.Fatal(err)
 	}
 	if k.wantProcessed(key).Produced != nil {
@@ -320,7 +334,7 @@ func lateMarkOfEarlierRecord(k *kit) {
 }
 
 func manyProcessesMarkAtOnce(k *kit) {
-	var records []inbox.Found
+	var records []inbox.Record
 	for range 50 {
 		key := k.key()
 		transaction := k.claim(k.context(), key)
@@ -331,7 +345,7 @@ func manyProcessesMarkAtOnce(k *kit) {
 		if err := transaction.Commit(k.context()); err != nil {
 			k.Fatal(err)
 		}
-		records = append(records, inbox.Found{Key: key, Record: inbox.Record{ProcessedAt: processedAt}})
+		records = append(records, inbox.Record{Key: key, ProcessedAt: processedAt})
 	}
 	var group sync.WaitGroup
 	for i := range 4 {
@@ -363,7 +377,7 @@ type failingMarks struct {
 	count int
 }
 
-func (f *failingMarks) MarkSent(ctx context.Context, records []inbox.Found) error {
+func (f *failingMarks) MarkSent(ctx context.Context, records []inbox.Record) error {
 	f.mutex.Lock()
 	f.count++
 	fail := f.count <= f.fails

@@ -1,10 +1,8 @@
 package inboxtest
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"strings"
 	"sync"
 	"time"
 
@@ -23,6 +21,7 @@ type MemoryRepository struct {
 
 var (
 	_ inbox.Repository = (*MemoryRepository)(nil)
+	_ inbox.Looker     = (*MemoryRepository)(nil)
 	_ inbox.Records    = (*MemoryRepository)(nil)
 )
 
@@ -43,13 +42,13 @@ type memoryTransaction struct {
 }
 
 // Claim implements [inbox.Repository].
-func (r *MemoryRepository) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
+func (r *MemoryRepository) Claim(ctx context.Context, params inbox.ClaimParams) (inbox.Transaction, *inbox.Record, error) {
 	for {
 		if err := ctx.Err(); err != nil {
 			return nil, nil, err
 		}
 		r.mutex.Lock()
-		other := r.claims[key]
+		other := r.claims[params.Key]
 		if other == nil {
 			break
 		}
@@ -60,21 +59,21 @@ func (r *MemoryRepository) Claim(ctx context.Context, key inbox.Key) (inbox.Tran
 		}
 	}
 	defer r.mutex.Unlock()
-	t := &memoryTransaction{repository: r, key: key, record: inbox.Record{ProcessedAt: time.Now()}, done: make(chan struct{})}
+	t := &memoryTransaction{repository: r, key: params.Key, record: inbox.Record{Key: params.Key, ProcessedAt: time.Now()}, done: make(chan struct{})}
 	t.stop = context.AfterFunc(ctx, func() { _ = t.Rollback() })
-	if record, processed := r.records[key]; processed {
+	if record, processed := r.records[params.Key]; processed {
 		return t, &record, nil
 	}
 	t.holds = true
 	if r.claims == nil {
 		r.claims = map[inbox.Key]*memoryTransaction{}
 	}
-	r.claims[key] = t
+	r.claims[params.Key] = t
 	return t, nil, nil
 }
 
 // MarkSent implements [inbox.Repository].
-func (r *MemoryRepository) MarkSent(ctx context.Context, records []inbox.Found) error {
+func (r *MemoryRepository) MarkSent(ctx context.Context, records []inbox.Record) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -89,8 +88,14 @@ func (r *MemoryRepository) MarkSent(ctx context.Context, records []inbox.Found) 
 	return nil
 }
 
-func compareKeys(a, b inbox.Key) int {
-	return cmp.Or(strings.Compare(a.Consumer, b.Consumer), strings.Compare(a.MessageID, b.MessageID))
+// Look implements [inbox.Looker].
+func (r *MemoryRepository) Look(ctx context.Context, params inbox.ClaimParams) (found *inbox.Record, err error) {
+	err = r.locked(ctx, func() {
+		if record, ok := r.records[params.Key]; ok {
+			found = &record
+		}
+	})
+	return found, err
 }
 
 // Write writes an effect through the transaction in the handler's context.

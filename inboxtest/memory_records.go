@@ -54,23 +54,20 @@ func (r *MemoryRepository) CountRecords(ctx context.Context, selection inbox.Sel
 }
 
 // FindRecords implements [inbox.Records].
-func (r *MemoryRepository) FindRecords(ctx context.Context, selection inbox.Selection, after inbox.Key, limit int, each func(inbox.Key, inbox.Record)) error {
-	return r.locked(ctx, func() {
-		var keys []inbox.Key
+func (r *MemoryRepository) FindRecords(ctx context.Context, selection inbox.Selection, after inbox.Key, limit int) (found []inbox.Record, err error) {
+	err = r.locked(ctx, func() {
 		for key, record := range r.records {
-			if selected(selection, key, record) && compareKeys(key, after) > 0 {
-				keys = append(keys, key)
+			if selected(selection, key, record) && key.Compare(after) > 0 {
+				found = append(found, record)
 			}
 		}
-		slices.SortFunc(keys, compareKeys)
-		for _, key := range keys[:min(limit, len(keys))] {
-			each(key, r.records[key])
-		}
 	})
+	slices.SortFunc(found, func(a, b inbox.Record) int { return a.Key.Compare(b.Key) })
+	return found[:min(limit, len(found))], err
 }
 
 // DeleteRecords implements [inbox.Records].
-func (r *MemoryRepository) DeleteRecords(ctx context.Context, found []inbox.Found) (deleted int, err error) {
+func (r *MemoryRepository) DeleteRecords(ctx context.Context, found []inbox.Record) (deleted int, err error) {
 	err = r.locked(ctx, func() {
 		for _, f := range found {
 			if record, ok := r.records[f.Key]; ok && record.ProcessedAt.Equal(f.ProcessedAt) {
@@ -83,14 +80,21 @@ func (r *MemoryRepository) DeleteRecords(ctx context.Context, found []inbox.Foun
 }
 
 // Statistics implements [inbox.Records].
-func (r *MemoryRepository) Statistics(ctx context.Context) (statistics inbox.Statistics, err error) {
-	consumers, now, err := r.Consumers(ctx)
+func (r *MemoryRepository) Statistics(ctx context.Context, consumers inbox.Consumers) (statistics inbox.Statistics, err error) {
+	names, now, err := r.Consumers(ctx)
 	if err != nil {
 		return inbox.Statistics{}, err
 	}
-	for _, consumer := range consumers {
-		s := inbox.ConsumerStatistics{Consumer: consumer}
-		err = r.FindRecords(ctx, inbox.Selection{Consumer: consumer}, inbox.Key{}, math.MaxInt, func(_ inbox.Key, record inbox.Record) {
+	for _, name := range names {
+		if !consumers.Contains(name) {
+			continue
+		}
+		s := inbox.ConsumerStatistics{Consumer: name}
+		records, err := r.FindRecords(ctx, inbox.Selection{Consumer: name}, inbox.Key{}, math.MaxInt)
+		if err != nil {
+			return inbox.Statistics{}, err
+		}
+		for _, record := range records {
 			s.Records++
 			if record.Produced != nil {
 				s.Unsent++
@@ -104,10 +108,10 @@ func (r *MemoryRepository) Statistics(ctx context.Context) (statistics inbox.Sta
 			if record.ProcessedAt.After(s.Newest) {
 				s.Newest = record.ProcessedAt
 			}
-		})
+		}
 		statistics.Consumers = append(statistics.Consumers, s)
 	}
-	return statistics, err
+	return statistics, nil
 }
 
 func (r *MemoryRepository) locked(ctx context.Context, do func()) error {

@@ -23,7 +23,7 @@ func TestMemoryRepositoryZeroValue(t *testing.T) {
 	t.Parallel()
 	ctx, key := context.Background(), inbox.Key{Consumer: "c", MessageID: "1"}
 	var repository inboxtest.MemoryRepository
-	found := []inbox.Found{{Key: key}}
+	found := []inbox.Record{{Key: key}}
 	repository.Age(key, time.Hour)
 	if err := repository.MarkSent(ctx, found); err != nil {
 		t.Error(err)
@@ -31,10 +31,10 @@ func TestMemoryRepositoryZeroValue(t *testing.T) {
 	if deleted, err := repository.DeleteRecords(ctx, found); deleted != 0 || err != nil {
 		t.Errorf("deleted %d, %v", deleted, err)
 	}
-	if statistics, err := repository.Statistics(ctx); len(statistics.Consumers) != 0 || err != nil {
+	if statistics, err := repository.Statistics(ctx, inbox.AllConsumers()); len(statistics.Consumers) != 0 || err != nil {
 		t.Errorf("statistics %v, %v", statistics, err)
 	}
-	transaction, record, err := repository.Claim(ctx, key)
+	transaction, record, err := repository.Claim(ctx, inbox.ClaimParams{Key: key})
 	if record != nil || err != nil {
 		t.Fatalf("record %v, error %v, want the claim", record, err)
 	}
@@ -44,7 +44,7 @@ func TestMemoryRepositoryZeroValue(t *testing.T) {
 	if err := transaction.Commit(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if transaction, record, err = repository.Claim(ctx, key); record == nil || err != nil {
+	if transaction, record, err = repository.Claim(ctx, inbox.ClaimParams{Key: key}); record == nil || err != nil {
 		t.Fatalf("record %v, error %v, want the record", record, err)
 	}
 	if err := transaction.Rollback(); err != nil {

@@ -56,16 +56,16 @@ func recordsAreFound(k *kit) {
 		if err != nil || count != len(c.want) {
 			k.Errorf("%s: %d are counted, %v, want %d", name, count, err, len(c.want))
 		}
-		found, err := inbox.Find(k.context(), k.records(), c.selection, inbox.Key{}, 10)
-		if err != nil || !slices.EqualFunc(found, c.want, func(f inbox.Found, key inbox.Key) bool { return f.Key == key }) {
+		found, err := k.records().FindRecords(k.context(), c.selection, inbox.Key{}, 10)
+		if err != nil || !slices.EqualFunc(found, c.want, func(f inbox.Record, key inbox.Key) bool { return f.Key == key }) {
 			k.Errorf("%s: found %v, %v, want %v", name, found, err, c.want)
 		}
 	}
-	page, err := inbox.Find(k.context(), k.records(), inbox.Selection{}, all[0], 1)
+	page, err := k.records().FindRecords(k.context(), inbox.Selection{}, all[0], 1)
 	if err != nil || len(page) != 1 || page[0].Key != all[1] {
 		k.Errorf("the page after %s is %v, %v", all[0], page, err)
 	}
-	found, err := inbox.Find(k.context(), k.records(), inbox.Selection{Consumer: "b"}, inbox.Key{}, 1)
+	found, err := k.records().FindRecords(k.context(), inbox.Selection{Consumer: "b"}, inbox.Key{}, 1)
 	if err != nil || len(found) != 1 || string(found[0].Produced) != "unsent" || time.Since(found[0].ProcessedAt).Abs() > time.Minute {
 		k.Errorf("found %+v, %v", found, err)
 	}
@@ -109,7 +109,7 @@ func recordClaimedAgainIsNotDeleted(k *kit) {
 			return inbox.Forget(k.context(), records, inbox.Selection{Consumer: key.Consumer, MessageID: key.MessageID}, 1)
 		},
 		"Cleaner": func(records inbox.Records, _ inbox.Key) (int, error) {
-			cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Retention: inbox.Retention{Default: time.Hour}, UnsentRetention: time.Hour})
+			cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: inbox.Retention{Default: time.Hour}, UnsentRetention: time.Hour})
 			if err != nil {
 				return 0, err
 			}
@@ -137,11 +137,11 @@ func recordClaimedAgainIsNotDeleted(k *kit) {
 }
 
 func statisticsOfConsumers(k *kit) {
-	if s, err := inbox.ReadStatistics(k.context(), k.records()); err != nil || len(s.Consumers) != 0 {
+	if s, err := k.records().Statistics(k.context(), inbox.AllConsumers()); err != nil || len(s.Consumers) != 0 {
 		k.Fatalf("of an empty inbox: %+v, %v", s, err)
 	}
 	k.threeRecords()
-	s, err := inbox.ReadStatistics(k.context(), k.records())
+	s, err := k.records().Statistics(k.context(), inbox.AllConsumers())
 	if err != nil || len(s.Consumers) != 2 || s.Bytes < 0 {
 		k.Fatalf("%+v, %v", s, err)
 	}
@@ -152,6 +152,10 @@ func statisticsOfConsumers(k *kit) {
 	if age := time.Since(a.Oldest); (age-48*time.Hour).Abs() > time.Minute || time.Since(a.Newest).Abs() > time.Minute || !b.Oldest.Equal(b.Newest) {
 		k.Errorf("%+v", s)
 	}
+	s, err = k.records().Statistics(k.context(), inbox.NamedConsumers("b", "c"))
+	if err != nil || len(s.Consumers) != 1 || s.Consumers[0] != b {
+		k.Errorf("of one service's consumers: %+v, %v", s, err)
+	}
 }
 
 // foundBefore lets something happen once between the search for records and what is done with them.
@@ -161,10 +165,10 @@ type foundBefore struct {
 	then func()
 }
 
-func (f *foundBefore) FindRecords(ctx context.Context, selection inbox.Selection, after inbox.Key, limit int, each func(inbox.Key, inbox.Record)) error {
-	err := f.Records.FindRecords(ctx, selection, after, limit, each)
+func (f *foundBefore) FindRecords(ctx context.Context, selection inbox.Selection, after inbox.Key, limit int) ([]inbox.Record, error) {
+	found, err := f.Records.FindRecords(ctx, selection, after, limit)
 	f.once.Do(f.then)
-	return err
+	return found, err
 }
 
 type threeRecords struct{ old, young, other inbox.Key }

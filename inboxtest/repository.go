@@ -174,7 +174,7 @@ func (k *kit) processUnsent(key inbox.Key) {
 // claim fails the test unless the key is free.
 func (k *kit) claim(ctx context.Context, key inbox.Key) inbox.Transaction {
 	k.Helper()
-	transaction, record, err := k.Repository.Claim(ctx, key)
+	transaction, record, err := k.Repository.Claim(ctx, inbox.ClaimParams{Key: key})
 	if err != nil {
 		k.Fatalf("claim of %s: %v", key, err)
 	}
@@ -188,7 +188,7 @@ func (k *kit) claim(ctx context.Context, key inbox.Key) inbox.Transaction {
 // wantProcessed fails the test unless the key has a record, which it returns.
 func (k *kit) wantProcessed(key inbox.Key) *inbox.Record {
 	k.Helper()
-	transaction, record, err := k.Repository.Claim(k.context(), key)
+	transaction, record, err := k.Repository.Claim(k.context(), inbox.ClaimParams{Key: key})
 	if err != nil {
 		k.Fatalf("claim of %s: %v", key, err)
 	}
@@ -273,6 +273,9 @@ func (k *kit) wantNotPoisoned(err error) {
 func (k *kit) cleaner(options inbox.CleanerOptions) *inbox.Cleaner {
 	k.Helper()
 	options.BatchSize, options.BatchPause = 2, time.Millisecond
+	if options.Consumers.Validate() != nil {
+		options.Consumers = inbox.AllConsumers()
+	}
 	cleaner, err := inbox.NewCleaner(k.records(), options)
 	if err != nil {
 		k.Fatal(err)

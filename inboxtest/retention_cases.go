@@ -22,6 +22,7 @@ var retentionCases = []kitCase{
 	{"an ended context deletes nothing", passUnderEndedContext},
 	{"Run ends with its context", runEndsWithContext},
 	{"each consumer has its own retention", retentionPerConsumer},
+	{"another service's records are not touched", othersRecordsStay},
 	{"a retention of a consumer without records is said loudly", retentionOfUnknownConsumer},
 	{"unsent records go only by their own limit, with a line for each", unsentGoByTheirOwnLimit},
 	{"progress is told after each batch and at the end", progressAfterEachBatch},
@@ -131,7 +132,7 @@ func passUnderEndedContext(k *kit) {
 	}
 	ctx, cancel := context.WithCancel(k.context())
 	cancel()
-	if pass, err := k.cleaner(inbox.CleanerOptions{Retention: inbox.Retention{Default: time.Hour}}).Pass(ctx); err == nil || pass.Deleted != 0 {
+	if pass, err := k.cleaner(inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: inbox.Retention{Default: time.Hour}}).Pass(ctx); err == nil || pass.Deleted != 0 {
 		k.Fatalf("pass %+v, %v, want an error", pass, err)
 	}
 	k.wantProcessed(key)
@@ -141,7 +142,7 @@ func runEndsWithContext(k *kit) {
 	ctx, cancel := context.WithCancel(k.context())
 	done := make(chan error, 1)
 	go func() {
-		done <- k.cleaner(inbox.CleanerOptions{Retention: inbox.Retention{Default: time.Hour}}).Run(ctx)
+		done <- k.cleaner(inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: inbox.Retention{Default: time.Hour}}).Run(ctx)
 	}()
 	cancel()
 	select {
@@ -172,13 +173,42 @@ func retentionPerConsumer(k *kit) {
 	retention := inbox.Retention{Default: 3 * time.Hour, Consumers: map[string]time.Duration{
 		"short": time.Hour, "kept for ever": inbox.KeepForever, "unsent": time.Hour,
 	}}
-	k.wantPassWith(inbox.CleanerOptions{Retention: retention}, inbox.CleanerPass{Deleted: 1, Unsent: 1})
+	k.wantPassWith(inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: retention}, inbox.CleanerPass{Deleted: 1, Unsent: 1})
 	retention.Default = time.Hour
-	k.wantPassWith(inbox.CleanerOptions{Retention: retention}, inbox.CleanerPass{Deleted: 1, Unsent: 1})
+	k.wantPassWith(inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: retention}, inbox.CleanerPass{Deleted: 1, Unsent: 1})
 	k.wantProcessed(keys["kept for ever"])
 	k.wantProcessed(keys["unsent"])
 	for _, consumer := range []string{"default", "short"} {
 		_ = k.claim(k.context(), keys[consumer]).Rollback()
+	}
+}
+
+func othersRecordsStay(k *kit) {
+	own, others, othersUnsent := k.key(), k.key(), k.key()
+	own.Consumer, others.Consumer, othersUnsent.Consumer = "own", "another's", "another's"
+	k.process(own, "effect")
+	k.process(others, "effect")
+	k.processUnsent(othersUnsent)
+	for _, key := range []inbox.Key{own, others, othersUnsent} {
+		if err := k.Age(k.context(), key, 48*time.Hour); err != nil {
+			k.Fatal(err)
+		}
+	}
+	for _, consumers := range []inbox.Consumers{{}, inbox.NamedConsumers(), inbox.NamedConsumers("own", "")} {
+		if _, err := inbox.NewCleaner(k.records(), inbox.CleanerOptions{Consumers: consumers, Retention: inbox.Retention{Default: time.Hour}}); err == nil {
+			k.Errorf("a cleaner for the consumers %+v", consumers)
+		}
+	}
+	options := inbox.CleanerOptions{
+		Consumers: inbox.NamedConsumers("own", "without records"), Retention: inbox.Retention{Default: time.Hour}, UnsentRetention: time.Hour,
+	}
+	k.wantPassWith(options, inbox.CleanerPass{Deleted: 1})
+	k.wantProcessed(others)
+	k.wantProcessed(othersUnsent)
+	_ = k.claim(k.context(), own).Rollback()
+	options.Retention.Consumers = map[string]time.Duration{"another's": time.Minute}
+	if _, err := inbox.NewCleaner(k.records(), options); err == nil {
+		k.Error("a cleaner with a retention of another service's consumer")
 	}
 }
 
@@ -202,7 +232,7 @@ func unsentGoByTheirOwnLimit(k *kit) {
 		}
 	}
 	logger := newCapture()
-	options := inbox.CleanerOptions{Retention: inbox.Retention{Default: time.Hour}, Logger: logger}
+	options := inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: inbox.Retention{Default: time.Hour}, Logger: logger}
 	k.wantPassWith(options, inbox.CleanerPass{Unsent: 2})
 	options.UnsentRetention = 4 * time.Hour
 	k.wantPassWith(options, inbox.CleanerPass{Unsent: 1, UnsentDeleted: 1})
@@ -225,13 +255,21 @@ func progressAfterEachBatch(k *kit) {
 			k.Fatal(err)
 		}
 	}
-	var told []int
+	var (
+		told []int
+		last inbox.CleanerObservation
+	)
 	k.wantPassWith(inbox.CleanerOptions{
 		Retention: inbox.Retention{Default: time.Hour},
-		Progress:  func(pass inbox.CleanerPass) { told = append(told, pass.Deleted) },
+		Observe: func(_ context.Context, observation inbox.CleanerObservation) {
+			if last.Done {
+				k.Errorf("observed after the end: %+v", observation)
+			}
+			told, last = append(told, observation.Deleted), observation
+		},
 	}, inbox.CleanerPass{Deleted: 5})
-	if want := []int{2, 4, 5}; !slices.Equal(told, want) {
-		k.Fatalf("told %v, want %v", told, want)
+	if want := []int{2, 4, 5}; !slices.Equal(told, want) || !last.Done || last.Err != nil {
+		k.Fatalf("told %v, want %v, at the end %+v", told, want, last)
 	}
 }
 
@@ -282,7 +320,7 @@ func copyRacesDeletion(k *kit) {
 		}
 		deleted := make(chan error, 1)
 		go func() {
-			_, err := k.cleaner(inbox.CleanerOptions{Retention: inbox.Retention{Default: time.Hour}}).Pass(k.context())
+			_, err := k.cleaner(inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: inbox.Retention{Default: time.Hour}}).Pass(k.context())
 			deleted <- err
 		}()
 		for got := nacked; got == nacked; { // a claim that meets the deletion may be told to try again

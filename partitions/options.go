@@ -1,6 +1,7 @@
 package partitions
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -43,6 +44,10 @@ type Options struct {
 	// shorter than Ahead.
 	// Default: 1 hour.
 	Interval time.Duration
+
+	// Observe is called at the end of each pass, by the goroutine that makes it.
+	// Default: nil.
+	Observe func(ctx context.Context, observation Observation)
 
 	// Logger gets a line per pass of Run at info level when it made, retired or kept something, and failed passes of Run at
 	// error level.

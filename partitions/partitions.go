@@ -103,17 +103,33 @@ func (p *Partitions) Run(ctx context.Context) error {
 	}
 }
 
+// Observation is what became of one pass. See [Options].Observe.
+type Observation struct {
+	Pass
+
+	// Err is what Pass returns.
+	Err error
+}
+
 // Pass makes the table if there is none, makes the partitions that are missing, and retires those that are older
 // than the retention. Time is the database's, but nothing is retired that is younger by this machine's. Interrupted
 // at any point it loses nothing. The pass is returned as far as it came, also with an error.
 func (p *Partitions) Pass(ctx context.Context) (Pass, error) {
 	var pass Pass
+	err := p.pass(ctx, &pass)
+	if p.options.Observe != nil {
+		p.options.Observe(ctx, Observation{Pass: pass, Err: err})
+	}
+	return pass, err
+}
+
+func (p *Partitions) pass(ctx context.Context, pass *Pass) error {
 	if err := p.prepare(ctx); err != nil {
-		return pass, err
+		return err
 	}
 	// First what is missing: retiring may have to wait for handlers.
-	err := p.create(ctx, &pass)
-	err = errors.Join(err, p.retire(ctx, &pass))
+	err := p.create(ctx, pass)
+	err = errors.Join(err, p.retire(ctx, pass))
 	list, now, listErr := p.readLayout(ctx, p.pool)
 	if listErr == nil {
 		pass.Left = list.left(now)
@@ -121,7 +137,7 @@ func (p *Partitions) Pass(ctx context.Context) (Pass, error) {
 	if err = errors.Join(err, listErr); err == nil && pass.Left == 0 {
 		err = errNoPresent
 	}
-	return pass, err
+	return err
 }
 
 var errNoPresent = errors.New("partitions: there is no partition for the present, and none is made below the oldest one: the database's clock is behind, or somebody has made later partitions first")

@@ -92,6 +92,7 @@ func (p *place) clean(ctx context.Context, options inbox.CleanerOptions) (delete
 	if err != nil {
 		return 0, err
 	}
+	options.Consumers = inbox.AllConsumers()
 	options.Retention = inbox.Retention{Default: inbox.KeepForever, Consumers: map[string]time.Duration{expiredConsumer: time.Hour}}
 	cleaner, err := inbox.NewCleaner(repository, options)
 	if err != nil {

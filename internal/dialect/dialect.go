@@ -29,7 +29,7 @@ type Dialect interface {
 
 	// MarkSent notes that the messages stored with these records, at least one, are sent. Statements lock in the
 	// order of the keys.
-	MarkSent(table Table, records []inbox.Found) Query
+	MarkSent(table Table, records []inbox.Record) Query
 
 	// Consumers selects consumer and the database's time: a row for each consumer that has records, in order, and
 	// one with an empty name. It does not read the whole table.
@@ -51,7 +51,7 @@ type Dialect interface {
 
 	// DeleteRecords deletes the records, at least one, whose keys and processed_at are those of the found ones.
 	// Statements lock in the order of the keys.
-	DeleteRecords(table Table, found []inbox.Found) Query
+	DeleteRecords(table Table, found []inbox.Record) Query
 
 	// Statistics selects consumer, the number of records, how many of them are unsent, processed_at of the first
 	// and the last one, how many were claimed in the last 24 hours, and 0: a row for each consumer, in order. One

@@ -71,7 +71,7 @@ const StateCheckViolation = "23514"
 func UTC(at time.Time) string { return at.UTC().Format("2006-01-02T15:04:05.000Z") }
 
 // MarkSent implements [Dialect]: the ids once more, so that only their partitions are touched.
-func (p Partitioned) MarkSent(table Table, records []inbox.Found) Query {
+func (p Partitioned) MarkSent(table Table, records []inbox.Record) Query {
 	ids := make([]string, len(records))
 	for i, record := range records {
 		ids[i] = Literal(record.Key.MessageID)

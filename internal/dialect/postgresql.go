@@ -60,7 +60,7 @@ func (PostgreSQL) Store(table Table, key inbox.Key, produced []byte) Query {
 }
 
 // MarkSent implements [Dialect].
-func (PostgreSQL) MarkSent(table Table, records []inbox.Found) Query {
+func (PostgreSQL) MarkSent(table Table, records []inbox.Record) Query {
 	// The sub-select locks in the order of the key; an UPDATE alone locks in the order of its plan.
 	return Query{Text: fmt.Sprintf(`UPDATE %s SET "dispatched_at" = now(), "produced" = NULL WHERE ("consumer", "message_id") IN (%s)`,
 		table.Quoted(), lockRecords(table, records, ` AND record."produced" IS NOT NULL`))}
@@ -69,7 +69,7 @@ func (PostgreSQL) MarkSent(table Table, records []inbox.Found) Query {
 // lockRecords is a sub-select of the keys of records that are still as they were found. Nothing is added to
 // processed_at on the other side of the comparison, so that the records are looked up by their keys, not by their ages, of
 // which many may be equal.
-func lockRecords(table Table, records []inbox.Found, condition string) string {
+func lockRecords(table Table, records []inbox.Record, condition string) string {
 	literals := make([]string, len(records))
 	for i, f := range records {
 		literals[i] = `(` + Literal(f.Key.Consumer) + `, ` + Literal(f.Key.MessageID) + `, ` + postgreSQLTime(f.ProcessedAt) + `)`

@@ -50,7 +50,7 @@ func (PostgreSQL) Find(table Table, selection inbox.Selection, after inbox.Key, 
 }
 
 // DeleteRecords implements [Dialect].
-func (PostgreSQL) DeleteRecords(table Table, found []inbox.Found) Query {
+func (PostgreSQL) DeleteRecords(table Table, found []inbox.Record) Query {
 	return Query{Text: fmt.Sprintf(`DELETE FROM %s WHERE ("consumer", "message_id") IN (%s)`,
 		table.Quoted(), lockRecords(table, found, ``))}
 }

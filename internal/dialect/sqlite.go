@@ -43,14 +43,14 @@ func (SQLite) ReleaseSavepoint() Query {
 }
 
 // MarkSent implements [Dialect].
-func (SQLite) MarkSent(table Table, records []inbox.Found) Query {
+func (SQLite) MarkSent(table Table, records []inbox.Record) Query {
 	chosen, args := sqliteFound(records)
 	return Query{chosen + ` UPDATE ` + table.Quoted() + ` SET "dispatched_at" = ` + sqliteNow + `, "produced" = NULL ` +
 		`WHERE "produced" IS NOT NULL AND ` + sqliteChosen, args}
 }
 
 // sqliteFound names the records as they were found, for sqliteChosen.
-func sqliteFound(records []inbox.Found) (with string, args []any) {
+func sqliteFound(records []inbox.Record) (with string, args []any) {
 	for _, f := range records {
 		args = append(args, f.Key.Consumer, f.Key.MessageID, f.ProcessedAt.UnixMilli())
 	}

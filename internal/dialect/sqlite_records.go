@@ -53,7 +53,7 @@ func (SQLite) Find(table Table, selection inbox.Selection, after inbox.Key, limi
 }
 
 // DeleteRecords implements [Dialect].
-func (SQLite) DeleteRecords(table Table, found []inbox.Found) Query {
+func (SQLite) DeleteRecords(table Table, found []inbox.Record) Query {
 	chosen, args := sqliteFound(found)
 	return Query{chosen + ` DELETE FROM ` + table.Quoted() + ` WHERE ` + sqliteChosen, args}
 }

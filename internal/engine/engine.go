@@ -42,6 +42,7 @@ type Engine struct {
 // Contract is what an engine is to the middleware, the cleaner and operators.
 type Contract interface {
 	inbox.Repository
+	inbox.Looker
 	inbox.Records
 }
 
@@ -74,9 +75,9 @@ func (e *Engine) failed(what string, err error) error {
 }
 
 // Claim implements [inbox.Repository].
-func (e *Engine) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
+func (e *Engine) Claim(ctx context.Context, params inbox.ClaimParams) (inbox.Transaction, *inbox.Record, error) {
 	if checker, ok := e.dialect.(dialect.KeyChecker); ok {
-		if err := checker.CheckKey(key); err != nil {
+		if err := checker.CheckKey(params.Key); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -86,14 +87,14 @@ func (e *Engine) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *
 		}
 	}
 	for try := 1; ; try++ {
-		t, record, err := e.claim(ctx, key)
+		t, record, err := e.claim(ctx, params.Key)
 		if err == nil {
 			return t, record, nil
 		}
 		// With its connection the transaction is gone, and nothing of it was committed: it is safe to begin
 		// again, also when the statement may have reached the server.
 		if !errors.Is(err, ErrConnectionLost) || ctx.Err() != nil || try == claimTries {
-			return nil, nil, e.explain(ctx, key, err)
+			return nil, nil, e.explain(ctx, params.Key, err)
 		}
 	}
 }

@@ -1,10 +1,9 @@
 package engine
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"slices"
-	"strings"
 	"time"
 
 	inbox "github.com/devmappa/watermill-inbox"
@@ -12,7 +11,7 @@ import (
 )
 
 // MarkSent implements [inbox.Repository].
-func (e *Engine) MarkSent(ctx context.Context, records []inbox.Found) error {
+func (e *Engine) MarkSent(ctx context.Context, records []inbox.Record) error {
 	if len(records) == 0 {
 		return nil
 	}
@@ -23,10 +22,8 @@ func (e *Engine) MarkSent(ctx context.Context, records []inbox.Found) error {
 	return nil
 }
 
-func sorted(records []inbox.Found) []inbox.Found {
-	return slices.SortedFunc(slices.Values(records), func(a, b inbox.Found) int {
-		return cmp.Or(strings.Compare(a.Key.Consumer, b.Key.Consumer), strings.Compare(a.Key.MessageID, b.Key.MessageID))
-	})
+func sorted(records []inbox.Record) []inbox.Record {
+	return slices.SortedFunc(slices.Values(records), func(a, b inbox.Record) int { return a.Key.Compare(b.Key) })
 }
 
 // Consumers implements [inbox.Records].
@@ -88,26 +85,39 @@ func (e *Engine) CountRecords(ctx context.Context, selection inbox.Selection) (c
 	return count, nil
 }
 
+// Look implements [inbox.Looker].
+func (e *Engine) Look(ctx context.Context, params inbox.ClaimParams) (*inbox.Record, error) {
+	if err := e.locate(ctx); err != nil {
+		return nil, e.failed("look for a record", err)
+	}
+	record, err := e.record(ctx, e.pool, params.Key)
+	if err != nil && !errors.Is(err, errNoRow) {
+		return nil, e.failed("look for a record", err)
+	}
+	return record, nil
+}
+
 // FindRecords implements [inbox.Records].
-func (e *Engine) FindRecords(ctx context.Context, selection inbox.Selection, after inbox.Key, limit int, each func(inbox.Key, inbox.Record)) error {
+func (e *Engine) FindRecords(ctx context.Context, selection inbox.Selection, after inbox.Key, limit int) (found []inbox.Record, err error) {
 	var (
-		key         inbox.Key
+		record      inbox.Record
 		processedAt int64
-		produced    []byte
 	)
 	query := func(table dialect.Table) dialect.Query { return e.dialect.Find(table, selection, after, limit) }
-	err := e.look(ctx, query, []any{&key.Consumer, &key.MessageID, &processedAt, &produced}, func() error {
-		each(key, inbox.Record{ProcessedAt: time.UnixMicro(processedAt), Produced: produced})
+	err = e.look(ctx, query, []any{&record.Key.Consumer, &record.Key.MessageID, &processedAt, &record.Produced}, func() error {
+		record.ProcessedAt = time.UnixMicro(processedAt)
+		found = append(found, record)
+		record.Produced = nil // its bytes are the found record's
 		return nil
 	})
 	if err != nil {
-		return e.failed("find records", err)
+		return nil, e.failed("find records", err)
 	}
-	return nil
+	return found, nil
 }
 
 // DeleteRecords implements [inbox.Records].
-func (e *Engine) DeleteRecords(ctx context.Context, found []inbox.Found) (deleted int, err error) {
+func (e *Engine) DeleteRecords(ctx context.Context, found []inbox.Record) (deleted int, err error) {
 	if len(found) == 0 {
 		return 0, nil
 	}
@@ -123,7 +133,7 @@ func (e *Engine) DeleteRecords(ctx context.Context, found []inbox.Found) (delete
 }
 
 // Statistics implements [inbox.Records].
-func (e *Engine) Statistics(ctx context.Context) (statistics inbox.Statistics, err error) {
+func (e *Engine) Statistics(ctx context.Context, consumers inbox.Consumers) (statistics inbox.Statistics, err error) {
 	var (
 		c              inbox.ConsumerStatistics
 		oldest, newest int64
@@ -135,8 +145,10 @@ func (e *Engine) Statistics(ctx context.Context) (statistics inbox.Statistics, e
 			statistics.Bytes = bytes
 			return nil
 		}
-		c.Oldest, c.Newest = time.UnixMicro(oldest), time.UnixMicro(newest)
-		statistics.Consumers = append(statistics.Consumers, c)
+		if consumers.Contains(c.Consumer) {
+			c.Oldest, c.Newest = time.UnixMicro(oldest), time.UnixMicro(newest)
+			statistics.Consumers = append(statistics.Consumers, c)
+		}
 		return nil
 	})
 	if err != nil {

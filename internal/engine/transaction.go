@@ -80,14 +80,23 @@ func (t *Transaction) decide(ctx context.Context, inserted int64) (*inbox.Record
 }
 
 func (t *Transaction) record(ctx context.Context) (*inbox.Record, error) {
+	record, err := t.engine.record(ctx, t.tx, t.key)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the record: %w", err)
+	}
+	return record, nil
+}
+
+// record returns errNoRow if there is none.
+func (e *Engine) record(ctx context.Context, on Executor, key inbox.Key) (*inbox.Record, error) {
 	var (
 		processedAt int64
 		produced    []byte
 	)
-	if err := one(ctx, t.tx, t.engine.dialect.Record(t.engine.Table(), t.key), &processedAt, &produced); err != nil {
-		return nil, fmt.Errorf("cannot read the record: %w", err)
+	if err := one(ctx, on, e.dialect.Record(e.Table(), key), &processedAt, &produced); err != nil {
+		return nil, err
 	}
-	return &inbox.Record{ProcessedAt: time.UnixMicro(processedAt), Produced: produced}, nil
+	return &inbox.Record{Key: key, ProcessedAt: time.UnixMicro(processedAt), Produced: produced}, nil
 }
 
 // Store implements [inbox.Transaction].

@@ -152,7 +152,7 @@ func storing(t testing.TB, db *database, breaks *bool, do func(context.Context, 
 	repository := db.repository(t, inboxpgx.Options{})
 	return func(msg *message.Message) ([]*message.Message, error) {
 		ctx := context.Background()
-		transaction, record, err := repository.Claim(ctx, inbox.Key{Consumer: "c", MessageID: msg.UUID})
+		transaction, record, err := repository.Claim(ctx, inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: msg.UUID}})
 		if err != nil {
 			return nil, err
 		}
@@ -718,7 +718,7 @@ func TestRefusedClaimKeepsTheConnection(t *testing.T) {
 				db.MustExec(t, c.spoil)
 			}
 			for range 5 {
-				_, _, err := repository.Claim(context.Background(), inbox.Key{Consumer: "c", MessageID: "1"})
+				_, _, err := repository.Claim(context.Background(), inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: "1"}})
 				var pgErr *pgconn.PgError
 				if c.wantCode == "" {
 					if !errors.Is(err, inbox.ErrNoRecord) {
@@ -834,7 +834,7 @@ func TestByteaOutputEscape(t *testing.T) {
 	})
 	repository := db.repository(t, inboxpgx.Options{})
 	ctx, key, produced := context.Background(), inbox.Key{Consumer: "c", MessageID: `back\slash'`}, "\x00\\x'\xff"
-	transaction, _, err := repository.Claim(ctx, key)
+	transaction, _, err := repository.Claim(ctx, inbox.ClaimParams{Key: key})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -844,7 +844,7 @@ func TestByteaOutputEscape(t *testing.T) {
 	if err := transaction.Commit(ctx); err != nil {
 		t.Fatal(err)
 	}
-	transaction, record, err := repository.Claim(ctx, key)
+	transaction, record, err := repository.Claim(ctx, inbox.ClaimParams{Key: key})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -57,7 +57,7 @@ func TestPartitionedErrors(t *testing.T) {
 		"now":                {testdb.ID(inbox.ULID, time.Now(), 1), nil, false},
 		"more than 128 bits": {"8ZZZZZZZZZZZZZZZZZZZZZZZZZ", inbox.ErrInvalidKey, true},
 	} {
-		transaction, record, err := repository.Claim(context.Background(), inbox.Key{Consumer: "c", MessageID: c.id})
+		transaction, record, err := repository.Claim(context.Background(), inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: c.id}})
 		if err == nil {
 			err = transaction.Commit(context.Background())
 		}
@@ -69,7 +69,7 @@ func TestPartitionedErrors(t *testing.T) {
 		}
 	}
 	db.MustExec(t, `ALTER TABLE watermill_inbox ADD CONSTRAINT mine CHECK (consumer <> 'x')`)
-	_, _, err = repository.Claim(context.Background(), inbox.Key{Consumer: "x", MessageID: testdb.ID(inbox.ULID, time.Now(), 2)})
+	_, _, err = repository.Claim(context.Background(), inbox.ClaimParams{Key: inbox.Key{Consumer: "x", MessageID: testdb.ID(inbox.ULID, time.Now(), 2)}})
 	if err == nil || !strings.Contains(err.Error(), "mine") || errors.Is(err, inbox.ErrTooOld) || errors.Is(err, partitions.ErrNoPartition) {
 		t.Errorf("a constraint of the user's: %v", err)
 	}

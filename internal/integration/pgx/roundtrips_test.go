@@ -94,7 +94,7 @@ func TestRoundTrips(t *testing.T) {
 				}
 			})
 			store := counted.during(func() {
-				transaction, _, err := repository.Claim(ctx, inbox.Key{Consumer: "c", MessageID: "produces"})
+				transaction, _, err := repository.Claim(ctx, inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: "produces"}})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -114,7 +114,7 @@ func TestRoundTrips(t *testing.T) {
 				{"a duplicate with its record read back", counted.during(process("1")), 3},
 				{"claim, store and commit, without an effect", store, 3},
 				{"marking as sent", counted.during(func() {
-					if err := repository.MarkSent(ctx, []inbox.Found{{Key: inbox.Key{Consumer: "c", MessageID: "produces"}}}); err != nil {
+					if err := repository.MarkSent(ctx, []inbox.Record{{Key: inbox.Key{Consumer: "c", MessageID: "produces"}}}); err != nil {
 						t.Error(err)
 					}
 				}), 1},
@@ -145,7 +145,7 @@ func TestNothingIsLeftInTheSession(t *testing.T) {
 		}
 	}
 	ctx := context.Background()
-	transaction, _, err := repository.Claim(ctx, inbox.Key{Consumer: "c", MessageID: "produces"})
+	transaction, _, err := repository.Claim(ctx, inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: "produces"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +158,7 @@ func TestNothingIsLeftInTheSession(t *testing.T) {
 	if _, err := inbox.ListUnsent(ctx, repository, -patience, inbox.Key{}, 10); err != nil {
 		t.Fatal(err)
 	}
-	if err := repository.MarkSent(ctx, []inbox.Found{{Key: inbox.Key{Consumer: "c", MessageID: "produces"}}}); err != nil {
+	if err := repository.MarkSent(ctx, []inbox.Record{{Key: inbox.Key{Consumer: "c", MessageID: "produces"}}}); err != nil {
 		t.Fatal(err)
 	}
 	var prepared, locks int

@@ -25,6 +25,7 @@ func cleanerOf(t testing.TB, records inbox.Records, options inbox.CleanerOptions
 	if options.BatchPause == 0 {
 		options.BatchPause = time.Nanosecond
 	}
+	options.Consumers = inbox.AllConsumers()
 	cleaner, err := inbox.NewCleaner(records, options)
 	if err != nil {
 		t.Fatal(err)

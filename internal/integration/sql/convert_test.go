@@ -131,7 +131,7 @@ func TestConvertBesideAnOpenHandler(t *testing.T) {
 		repository := db.Repository(t, inboxsql.Options{})
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		handler, _, err := repository.Claim(ctx, inbox.Key{Consumer: "c", MessageID: young(1)})
+		handler, _, err := repository.Claim(ctx, inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: young(1)}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -344,7 +344,7 @@ func TestConvertKeepsGrants(t *testing.T) {
 		}
 		wantClaim(t, repository, young(1), false)
 		wantClaim(t, repository, testdb.ID(inbox.UUIDv7, daysAgo(-2), 1), true)
-		if _, _, err := repository.Claim(context.Background(), inbox.Key{Consumer: "x", MessageID: young(2)}); err == nil || errors.Is(err, inbox.ErrTooOld) {
+		if _, _, err := repository.Claim(context.Background(), inbox.ClaimParams{Key: inbox.Key{Consumer: "x", MessageID: young(2)}}); err == nil || errors.Is(err, inbox.ErrTooOld) {
 			t.Errorf("the user's constraint is lost: %v", err)
 		}
 		db.MustExec(t, `DELETE FROM watermill_inbox WHERE message_id >= $1`, inbox.UUIDv7.Bound(daysAgo(-2)))

@@ -196,7 +196,7 @@ func TestFusedRefusesATransactionBegunByTheDriver(t *testing.T) {
 	db.SetMaxOpenConns(1)
 	repository := db.Repository(t, inboxsql.Options{})
 	ctx := context.Background()
-	transaction, _, err := repository.Claim(ctx, inbox.Key{Consumer: "c", MessageID: "1"})
+	transaction, _, err := repository.Claim(ctx, inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: "1"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +215,7 @@ func TestFusedRefusesATransactionBegunByTheDriver(t *testing.T) {
 	if err := errors.Join(err, conn.Close()); err != nil {
 		t.Fatal(err)
 	}
-	transaction, _, err = repository.Claim(ctx, inbox.Key{Consumer: "c", MessageID: "2"})
+	transaction, _, err = repository.Claim(ctx, inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: "2"}})
 	if err == nil {
 		_ = transaction.Rollback()
 		t.Error("the claim joined the stranger's transaction")
@@ -245,7 +245,7 @@ func TestFusedKeepsTheIsolationLevel(t *testing.T) {
 	}
 	db := testdb.PostgreSQLFused(t)
 	repository := db.Repository(t, inboxsql.Options{TxOptions: &sql.TxOptions{Isolation: sql.LevelLinearizable}})
-	if _, _, err := repository.Claim(context.Background(), inbox.Key{Consumer: "c", MessageID: "1"}); err == nil {
+	if _, _, err := repository.Claim(context.Background(), inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: "1"}}); err == nil {
 		t.Error("an unsupported level is accepted")
 	}
 }
@@ -260,12 +260,12 @@ func TestFusedErrorLeavesTheConnectionGood(t *testing.T) {
 	before := backendOf()
 	db.MustExec(t, `ALTER TABLE watermill_inbox ADD COLUMN required text NOT NULL`)
 	for range 3 {
-		if _, _, err := repository.Claim(context.Background(), inbox.Key{Consumer: "c", MessageID: "1"}); err == nil {
+		if _, _, err := repository.Claim(context.Background(), inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: "1"}}); err == nil {
 			t.Fatal("no error")
 		}
 	}
 	db.MustExec(t, `ALTER TABLE watermill_inbox DROP COLUMN required`)
-	transaction, _, err := repository.Claim(context.Background(), inbox.Key{Consumer: "c", MessageID: "1"})
+	transaction, _, err := repository.Claim(context.Background(), inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: "1"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -445,7 +445,7 @@ func TestFusedAfterATransactionOfSomebodyElse(t *testing.T) {
 				}
 				for i := range 4 {
 					key := inbox.Key{Consumer: "c", MessageID: fmt.Sprint(i / 2)}
-					transaction, _, err := repository.Claim(context.Background(), key)
+					transaction, _, err := repository.Claim(context.Background(), inbox.ClaimParams{Key: key})
 					if err != nil {
 						t.Fatal(err)
 					}

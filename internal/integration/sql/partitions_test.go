@@ -72,7 +72,7 @@ func pass(t testing.TB, keeper *partitions.Partitions) partitions.Pass {
 
 // claim claims the id and commits; it reports whether the key was free.
 func claim(ctx context.Context, repository inbox.Repository, id string) (free bool, err error) {
-	transaction, record, err := repository.Claim(ctx, inbox.Key{Consumer: "c", MessageID: id})
+	transaction, record, err := repository.Claim(ctx, inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: id}})
 	if err != nil {
 		return false, err
 	}

@@ -45,14 +45,14 @@ func TestSQLiteRecordsCompareBytesUnderAnyCollation(t *testing.T) {
 	if consumers, _, err := repository.Consumers(ctx); err != nil || len(consumers) != 2 {
 		t.Errorf("consumers %q, %v", consumers, err)
 	}
-	if statistics, err := repository.Statistics(ctx); err != nil || len(statistics.Consumers) != 2 {
+	if statistics, err := repository.Statistics(ctx, inbox.AllConsumers()); err != nil || len(statistics.Consumers) != 2 {
 		t.Errorf("statistics %+v, %v", statistics, err)
 	}
 	if count, err := repository.CountRecords(ctx, inbox.Selection{Consumer: "c", MessageID: "m"}); err != nil || count != 1 {
 		t.Errorf("%d are counted, %v", count, err)
 	}
 	for after, n := (inbox.Key{}), 0; ; n++ {
-		page, err := inbox.Find(ctx, repository, inbox.Selection{}, after, 1)
+		page, err := repository.FindRecords(ctx, inbox.Selection{}, after, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -64,7 +64,7 @@ func TestSQLiteRecordsCompareBytesUnderAnyCollation(t *testing.T) {
 		}
 		after = page[0].Key
 	}
-	found, err := inbox.Find(ctx, repository, inbox.Selection{Consumer: key.Consumer, MessageID: key.MessageID}, inbox.Key{}, 2)
+	found, err := repository.FindRecords(ctx, inbox.Selection{Consumer: key.Consumer, MessageID: key.MessageID}, inbox.Key{}, 2)
 	if err != nil || len(found) != 1 {
 		t.Fatalf("found %v, %v", found, err)
 	}
@@ -141,7 +141,7 @@ func TestSQLiteStatementsUseTheIndexes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := []inbox.Found{{Key: inbox.Key{Consumer: "c", MessageID: "1"}}, {Key: inbox.Key{Consumer: "c", MessageID: "2"}}}
+	found := []inbox.Record{{Key: inbox.Key{Consumer: "c", MessageID: "1"}}, {Key: inbox.Key{Consumer: "c", MessageID: "2"}}}
 	text := dialect.SQLite{}
 	for _, query := range []dialect.Query{
 		text.Consumers(table),

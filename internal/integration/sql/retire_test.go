@@ -99,7 +99,7 @@ func TestUnsentMessagesBlockTheirPartition(t *testing.T) {
 			t.Errorf("with a longer retention the pass says %+v", done)
 		}
 		wantRefused(t, repository, testdb.ID(inbox.UUIDv7, daysAgo(5), 1), inbox.ErrTooOld)
-		unsent, err := inbox.Find(context.Background(), repository, inbox.Selection{Unsent: true}, inbox.Key{}, 10)
+		unsent, err := repository.FindRecords(context.Background(), inbox.Selection{Unsent: true}, inbox.Key{}, 10)
 		if err != nil || len(unsent) != 2 {
 			t.Fatalf("unsent: %v, %v", unsent, err)
 		}
@@ -122,7 +122,7 @@ func TestAHandlerStoresWhileItsPartitionIsRetired(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		key := inbox.Key{Consumer: "c", MessageID: old(1)}
-		handler, _, err := repository.Claim(ctx, key)
+		handler, _, err := repository.Claim(ctx, inbox.ClaimParams{Key: key})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -138,14 +138,14 @@ func TestAHandlerStoresWhileItsPartitionIsRetired(t *testing.T) {
 		if result.err != nil || !slices.Equal(result.Blocked, []partitions.Blocked{{Partition: "expired", Unsent: 1}}) {
 			t.Fatalf("the pass says %+v", result)
 		}
-		duplicate, record, err := repository.Claim(ctx, key)
+		duplicate, record, err := repository.Claim(ctx, inbox.ClaimParams{Key: key})
 		if err != nil || record == nil || string(record.Produced) != "stored" {
 			t.Fatalf("the record is %+v, %v", record, err)
 		}
 		if err := duplicate.Rollback(); err != nil {
 			t.Fatal(err)
 		}
-		if err := repository.MarkSent(ctx, []inbox.Found{{Key: key, Record: *record}}); err != nil {
+		if err := repository.MarkSent(ctx, []inbox.Record{*record}); err != nil {
 			t.Fatal(err)
 		}
 		if done := pass(t, keeper); !slices.Equal(done.Retired, []string{"expired"}) {
@@ -165,7 +165,7 @@ func TestAHandlerIsOpenWhileItsPartitionIsRetired(t *testing.T) {
 		defer cancel()
 		var handlers []inbox.Transaction
 		for n := range 2 {
-			handler, _, err := repository.Claim(ctx, inbox.Key{Consumer: "c", MessageID: old(n)})
+			handler, _, err := repository.Claim(ctx, inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: old(n)}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -250,7 +250,7 @@ func TestClaimsDoNotWaitForPartitions(t *testing.T) {
 		defer cancel()
 		var handlers []inbox.Transaction
 		for _, id := range []string{old(1), young(1)} {
-			handler, _, err := repository.Claim(ctx, inbox.Key{Consumer: "c", MessageID: id})
+			handler, _, err := repository.Claim(ctx, inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: id}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -360,7 +360,7 @@ func TestAPassKilledInDetach(t *testing.T) {
 			repository := db.Repository(t, inboxsql.Options{})
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
-			handler, _, err := repository.Claim(ctx, inbox.Key{Consumer: "c", MessageID: old(1)})
+			handler, _, err := repository.Claim(ctx, inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: old(1)}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -405,7 +405,7 @@ func TestAPassFinishesAnotherOnesDetach(t *testing.T) {
 		repository := db.Repository(t, inboxsql.Options{})
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		handler, _, err := repository.Claim(ctx, inbox.Key{Consumer: "c", MessageID: old(1)})
+		handler, _, err := repository.Claim(ctx, inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: old(1)}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -462,7 +462,7 @@ func TestPartitionsInManyInstancesAtOnce(t *testing.T) {
 	repository := db.Repository(t, inboxsql.Options{})
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	handler, _, err := repository.Claim(ctx, inbox.Key{Consumer: "c", MessageID: old(1)})
+	handler, _, err := repository.Claim(ctx, inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: old(1)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -649,7 +649,11 @@ func TestPartitionsOfTheOwner(t *testing.T) {
 func TestPartitionsRun(t *testing.T) {
 	t.Parallel()
 	db := testdb.PostgreSQL(t, "postgres")
-	keeper, err := partitions.New(db.DB, partitions.Options{IDs: inbox.UUIDv7, Retention: 24 * time.Hour, Ahead: time.Hour, Interval: time.Millisecond})
+	var observed []partitions.Observation
+	keeper, err := partitions.New(db.DB, partitions.Options{
+		IDs: inbox.UUIDv7, Retention: 24 * time.Hour, Ahead: time.Hour, Interval: time.Millisecond,
+		Observe: func(_ context.Context, observation partitions.Observation) { observed = append(observed, observation) },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -662,6 +666,10 @@ func TestPartitionsRun(t *testing.T) {
 	cancel()
 	if err := <-stopped; !errors.Is(err, context.Canceled) {
 		t.Errorf("Run returned %v", err)
+	}
+	retired := func(o partitions.Observation) bool { return slices.Contains(o.Retired, "expired") }
+	if len(observed) < 2 || len(observed[0].Created) == 0 || observed[0].Err != nil || !slices.ContainsFunc(observed, retired) {
+		t.Errorf("observed %+v", observed)
 	}
 }
 

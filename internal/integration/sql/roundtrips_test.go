@@ -128,7 +128,7 @@ func TestRoundTrips(t *testing.T) {
 				}
 			})
 			store := counted.during(func() {
-				transaction, _, err := repository.Claim(context.Background(), inbox.Key{Consumer: "c", MessageID: name + "produces"})
+				transaction, _, err := repository.Claim(context.Background(), inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: name + "produces"}})
 				if err != nil {
 					t.Fatal(err)
 				}

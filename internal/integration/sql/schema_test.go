@@ -171,13 +171,13 @@ func TestCheckIsRepeatedUntilItSucceeds(t *testing.T) {
 	db := testdb.PostgreSQL(t, "postgres")
 	repository := db.RepositoryWithoutSchema(t, inboxsql.Options{})
 	key := inbox.Key{Consumer: "c", MessageID: "1"}
-	if _, _, err := repository.Claim(context.Background(), key); err == nil {
+	if _, _, err := repository.Claim(context.Background(), inbox.ClaimParams{Key: key}); err == nil {
 		t.Fatal("claimed without a table")
 	}
 	if err := db.Repository(t, inboxsql.Options{}).Check(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	transaction, _, err := repository.Claim(context.Background(), key)
+	transaction, _, err := repository.Claim(context.Background(), inbox.ClaimParams{Key: key})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -317,7 +317,7 @@ func TestLeastPrivilege(t *testing.T) {
 
 func newCleaner(t *testing.T, repository inbox.Records) *inbox.Cleaner {
 	t.Helper()
-	c, err := inbox.NewCleaner(repository, inbox.CleanerOptions{Retention: inbox.Retention{Default: time.Nanosecond}, BatchSize: 100, BatchPause: time.Nanosecond})
+	c, err := inbox.NewCleaner(repository, inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: inbox.Retention{Default: time.Nanosecond}, BatchSize: 100, BatchPause: time.Nanosecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -420,7 +420,7 @@ func TestTableOption(t *testing.T) {
 	t.Cleanup(func() { db.MustExec(t, `DROP SCHEMA `+schema+` CASCADE`) })
 	for _, table := range []string{schema + ".watermill_inbox", schema + ".Inbox2", "inbox3"} {
 		repository := db.Repository(t, inboxsql.Options{Table: table})
-		transaction, record, err := repository.Claim(context.Background(), inbox.Key{Consumer: "c", MessageID: "1"})
+		transaction, record, err := repository.Claim(context.Background(), inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: "1"}})
 		if err != nil || record != nil {
 			t.Fatalf("%s: %v, %v", table, record, err)
 		}
@@ -470,7 +470,7 @@ func TestNoRowIsADuplicateOnlyIfTheRecordIsSeen(t *testing.T) {
 			db := c.open(t)
 			repository := db.Repository(t, inboxsql.Options{})
 			db.MustExec(t, c.ddl)
-			_, record, err := repository.Claim(context.Background(), inbox.Key{Consumer: "c", MessageID: "1"})
+			_, record, err := repository.Claim(context.Background(), inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: "1"}})
 			if !errors.Is(err, inbox.ErrNoRecord) || record != nil {
 				t.Fatalf("record %v, error %v, want ErrNoRecord", record, err)
 			}
@@ -496,7 +496,7 @@ func TestARealErrorIsNotADuplicate(t *testing.T) {
 			db := c.open(t)
 			repository := db.Repository(t, inboxsql.Options{})
 			db.MustExec(t, c.ddl)
-			if _, record, err := repository.Claim(context.Background(), inbox.Key{Consumer: "c", MessageID: "1"}); err == nil {
+			if _, record, err := repository.Claim(context.Background(), inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: "1"}}); err == nil {
 				t.Fatalf("no error; record %v", record)
 			}
 			if inUse := db.Stats().InUse; inUse != 0 {

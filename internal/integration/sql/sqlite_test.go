@@ -61,7 +61,7 @@ func TestSQLiteBusyIsTransient(t *testing.T) {
 	t.Parallel()
 	db := testdb.SQLiteWith(t, "_pragma=journal_mode(WAL)&_pragma=busy_timeout(0)")
 	repository := db.Repository(t, inboxsql.Options{})
-	first, _, err := repository.Claim(context.Background(), inbox.Key{Consumer: "c", MessageID: "1"})
+	first, _, err := repository.Claim(context.Background(), inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: "1"}})
 	if err != nil {
 		t.Fatal(err)
 	}

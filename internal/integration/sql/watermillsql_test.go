@@ -198,8 +198,8 @@ type observedClaims struct {
 	failed chan error
 }
 
-func (o *observedClaims) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
-	transaction, record, err := o.Repository.Claim(ctx, key)
+func (o *observedClaims) Claim(ctx context.Context, params inbox.ClaimParams) (inbox.Transaction, *inbox.Record, error) {
+	transaction, record, err := o.Repository.Claim(ctx, params)
 	if err != nil {
 		select {
 		case o.failed <- err:

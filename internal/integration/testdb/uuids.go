@@ -63,6 +63,7 @@ type uuids struct {
 
 type repository interface {
 	inbox.Repository
+	inbox.Looker
 	inbox.Records
 }
 
@@ -83,15 +84,20 @@ func (u *uuids) key(key inbox.Key) inbox.Key {
 	return key
 }
 
-func (u *uuids) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
-	return u.repository.Claim(ctx, u.key(key))
+func (u *uuids) Claim(ctx context.Context, params inbox.ClaimParams) (inbox.Transaction, *inbox.Record, error) {
+	params.Key = u.key(params.Key)
+	transaction, record, err := u.repository.Claim(ctx, params)
+	if record != nil {
+		record.Key = u.text(record.Key)
+	}
+	return transaction, record, err
 }
 
-func (u *uuids) MarkSent(ctx context.Context, records []inbox.Found) error {
+func (u *uuids) MarkSent(ctx context.Context, records []inbox.Record) error {
 	return u.repository.MarkSent(ctx, u.found(records))
 }
 
-func (u *uuids) DeleteRecords(ctx context.Context, found []inbox.Found) (int, error) {
+func (u *uuids) DeleteRecords(ctx context.Context, found []inbox.Record) (int, error) {
 	return u.repository.DeleteRecords(ctx, u.found(found))
 }
 
@@ -99,13 +105,28 @@ func (u *uuids) CountRecords(ctx context.Context, selection inbox.Selection) (in
 	return u.repository.CountRecords(ctx, u.selection(selection))
 }
 
-func (u *uuids) FindRecords(ctx context.Context, selection inbox.Selection, after inbox.Key, limit int, each func(inbox.Key, inbox.Record)) error {
-	return u.repository.FindRecords(ctx, u.selection(selection), u.key(after), limit, func(key inbox.Key, record inbox.Record) {
-		u.mutex.Lock()
-		key.MessageID = u.texts[key.MessageID]
-		u.mutex.Unlock()
-		each(key, record)
-	})
+func (u *uuids) FindRecords(ctx context.Context, selection inbox.Selection, after inbox.Key, limit int) ([]inbox.Record, error) {
+	found, err := u.repository.FindRecords(ctx, u.selection(selection), u.key(after), limit)
+	for i := range found {
+		found[i].Key = u.text(found[i].Key)
+	}
+	return found, err
+}
+
+func (u *uuids) Look(ctx context.Context, params inbox.ClaimParams) (*inbox.Record, error) {
+	params.Key = u.key(params.Key)
+	record, err := u.repository.Look(ctx, params)
+	if record != nil {
+		record.Key = u.text(record.Key)
+	}
+	return record, err
+}
+
+func (u *uuids) text(key inbox.Key) inbox.Key {
+	u.mutex.Lock()
+	defer u.mutex.Unlock()
+	key.MessageID = u.texts[key.MessageID]
+	return key
 }
 
 func (u *uuids) selection(selection inbox.Selection) inbox.Selection {
@@ -113,7 +134,7 @@ func (u *uuids) selection(selection inbox.Selection) inbox.Selection {
 	return selection
 }
 
-func (u *uuids) found(found []inbox.Found) []inbox.Found {
+func (u *uuids) found(found []inbox.Record) []inbox.Record {
 	inner := slices.Clone(found)
 	for i := range inner {
 		inner[i].Key = u.key(inner[i].Key)

@@ -72,8 +72,8 @@ func newInbox(name string, s store, r *reaper, logger watermill.LoggerAdapter) (
 // forgetful commits without the produced messages: a crash before the publish loses them.
 type forgetful struct{ inbox.Repository }
 
-func (f forgetful) Claim(ctx context.Context, key inbox.Key) (inbox.Transaction, *inbox.Record, error) {
-	transaction, record, err := f.Repository.Claim(ctx, key)
+func (f forgetful) Claim(ctx context.Context, params inbox.ClaimParams) (inbox.Transaction, *inbox.Record, error) {
+	transaction, record, err := f.Repository.Claim(ctx, params)
 	if err != nil {
 		return nil, nil, err
 	}
