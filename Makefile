@@ -19,6 +19,13 @@ each = failed=; for module in $(MODULES); do \
 	echo "== $$module: $(1)"; (cd $$module && $(1)) || failed="$$failed $$module"; \
 	done; test -z "$$failed" || { echo "failed in:$$failed" >&2; exit 1; }
 
+# released_pgx builds the last release of the pgx module against this root: who upgrades one of the two first must not
+# get a riddle.
+released_pgx = (echo "== pgx as it was released last"; tag=$$(git tag --list "pgx/v*" --sort=-v:refname | head -n 1); \
+	test -n "$$tag" || { echo "there is no release yet"; exit 0; }; echo "$$tag"; \
+	folder=$$(mktemp -d) && trap "rm -rf $$folder" EXIT && git archive "$$tag" pgx | tar -x -C "$$folder" && \
+	cd "$$folder/pgx" && go mod edit -replace github.com/devmappa/watermill-inbox=$(CURDIR) && go vet -mod=mod ./...)
+
 # fuzz runs every fuzz target of every module for $(1), also after one has failed. A number of executions (300x) has
 # no deadline, which in Go 1.26 can fail a target that is slow. The targets are found in the
 # source; each package is compiled once, with $(2), and keeps what it finds interesting in $(3). An input that
@@ -45,7 +52,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: ## all modules against real servers, with the race detector; gets the servers itself
-	$(WITH_SERVERS) sh -c '$(call each,go test -race -count=1 -p 1 -timeout 30m $(TEST_FLAGS) ./...) && $(WITHOUT_RACE) && \
+	$(WITH_SERVERS) sh -c '$(call each,go test -race -count=1 -p 1 -timeout 30m $(TEST_FLAGS) ./...) && $(WITHOUT_RACE) && $(released_pgx) && \
 		$(call fuzz,300x,-race,$$folder/cache)'
 
 fuzz: ## fuzz every target for FUZZ_TIME (20s), compiled for it, which takes minutes once; the corpus runs in make test as well
