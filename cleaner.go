@@ -27,11 +27,11 @@ type CleanerPass struct {
 	// Deleted is the number of records deleted.
 	Deleted int
 
-	// Unsent is the number of expired records that are kept, because they hold messages that are not known to be
-	// sent. [ListUnsent] lists them.
+	// Unsent is the number of records whose messages were stored longer ago than the retention, and are kept because
+	// they are not known to be sent. [ListUnsent] lists them.
 	Unsent int
 
-	// UnsentDeleted is the number of records that were deleted although they held such messages, see
+	// UnsentDeleted is the number of records whose messages were deleted all the same, see
 	// [CleanerOptions].UnsentRetention.
 	UnsentDeleted int
 
@@ -204,24 +204,24 @@ func (c *Cleaner) deleteProcessed(ctx context.Context, consumer string, before t
 // deleteUnsent deletes what nobody is expected to send any more, and says what that was.
 func (c *Cleaner) deleteUnsent(ctx context.Context, consumer string, before time.Time, pass *CleanerPass) error {
 	const batchSize = 100
-	for after := (Key{}); ; {
+	for after := (Record{}); ; {
 		found, err := c.records.FindRecords(ctx, Selection{Consumer: consumer, To: before, Unsent: true}, after, batchSize)
 		if err != nil || len(found) == 0 {
 			return err
 		}
 		for _, f := range found {
-			c.options.Logger.Error("Deleting a record with messages that may never have been sent", nil, watermill.LogFields{
+			c.options.Logger.Error("Deleting stored messages that may never have been sent", nil, watermill.LogFields{
 				"consumer": f.Key.Consumer, "message_id": f.Key.MessageID, "processed_at": f.ProcessedAt,
 			})
 		}
 		batch, cancel := context.WithTimeout(ctx, c.options.BatchTimeout)
-		deleted, err := c.records.DeleteRecords(batch, found)
+		deleted, err := c.records.DeleteUnsent(batch, found)
 		cancel()
 		pass.UnsentDeleted += deleted
 		if err != nil {
 			return err
 		}
-		after = found[len(found)-1].Key
+		after = found[len(found)-1]
 		c.observe(ctx, *pass, false, nil)
 		if err := interval.Wait(ctx, c.options.BatchPause); err != nil {
 			return err

@@ -19,10 +19,10 @@ type CleanerOptions struct {
 	// Required.
 	Retention Retention
 
-	// UnsentRetention is how long a record is kept whose stored messages are not known to be sent, if that is
-	// longer than its consumer's retention. Each one that is deleted is logged at error level with its key: its
-	// messages may never have been sent.
-	// Default: 0, which keeps them for ever.
+	// UnsentRetention is how long stored messages are kept that are not known to be sent, if that is longer than their
+	// consumer's retention. Those of each record that are deleted are logged at error level with its key: they may
+	// never have been sent.
+	// Default: 0, which keeps them for ever, also when their record is deleted.
 	UnsentRetention time.Duration
 
 	// BatchSize is how many records one transaction deletes. After a batch that took longer than BatchTimeout

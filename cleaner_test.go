@@ -148,7 +148,7 @@ type undeletable struct {
 	deletions int
 }
 
-func (u *undeletable) DeleteRecords(context.Context, []inbox.Record) (int, error) {
+func (u *undeletable) DeleteUnsent(context.Context, []inbox.Record) (int, error) {
 	u.deletions++
 	return 0, nil
 }
@@ -161,7 +161,7 @@ func TestCleanerEndsThoughUnsentRecordsStay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := transaction.Store(context.Background(), []byte("unsent")); err != nil {
+	if _, err := transaction.Store(context.Background(), inbox.StoreParams{Topic: "events", Produced: []byte("unsent")}); err != nil {
 		t.Fatal(err)
 	}
 	if err := transaction.Commit(context.Background()); err != nil {
@@ -174,7 +174,7 @@ func TestCleanerEndsThoughUnsentRecordsStay(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	if pass, err := cleaner.Pass(ctx); err != nil || pass != (inbox.CleanerPass{Unsent: 1}) || records.deletions != 1 {
+	if pass, err := cleaner.Pass(ctx); err != nil || pass != (inbox.CleanerPass{Deleted: 1, Unsent: 1}) || records.deletions != 1 {
 		t.Errorf("%+v, %v, after %d deletions", pass, err, records.deletions)
 	}
 }
@@ -182,12 +182,12 @@ func TestCleanerEndsThoughUnsentRecordsStay(t *testing.T) {
 // stuck waits for a lock that somebody has forgotten.
 type stuck struct{ *inboxtest.MemoryRepository }
 
-func (stuck) DeleteRecords(ctx context.Context, _ []inbox.Record) (int, error) {
+func (stuck) DeleteUnsent(ctx context.Context, _ []inbox.Record) (int, error) {
 	<-ctx.Done()
 	return 0, ctx.Err()
 }
 
-func (stuck) FindRecords(_ context.Context, _ inbox.Selection, _ inbox.Key, _ int) ([]inbox.Record, error) {
+func (stuck) FindRecords(_ context.Context, _ inbox.Selection, _ inbox.Record, _ int) ([]inbox.Record, error) {
 	return []inbox.Record{{Key: inbox.Key{Consumer: "consumer", MessageID: "1"}}}, nil
 }
 

@@ -28,7 +28,8 @@ var (
 	ErrNoRecord = errors.New("the claim inserted no row and no record is seen for the key")
 
 	// ErrTransactionBroken: the handler made the commit impossible. It went on after a failed statement,
-	// ended the transaction itself, or left a deferred constraint violated.
+	// ended the transaction itself, or left a deferred constraint violated. Permanent if it ended the transaction,
+	// whatever the handler returned: a part of its work may be committed, and the error says whether the claim is.
 	ErrTransactionBroken = errors.New("the handler broke its transaction")
 
 	// ErrNoPublishTopic: the handler returned messages and the router has no publish topic for it.

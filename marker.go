@@ -2,26 +2,23 @@ package inbox
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
-	"github.com/ThreeDotsLabs/watermill/message"
 )
 
 const (
-	markInterval = 100 * time.Millisecond // gathers what was acknowledged meanwhile
+	markInterval = 100 * time.Millisecond // gathers what is published meanwhile
 	markBackOff  = time.Minute            // the longest pause while marks fail
 	markTimeout  = 30 * time.Second       // of one statement
-	markBatch    = 100                    // records in one statement
-	markPending  = 10_000                 // records kept while marks fail; of the others a copy is sent once more
+	markBatch    = 500                    // records in one statement
+	markPending  = 100_000                // records kept while marks fail; of the others a copy is sent once more
 )
 
-// marker marks stored messages as sent. The router acknowledges a message only after the publisher's nil,
-// so the acknowledgement is the proof, and there is no publisher to wrap and none to forget. Marks are
-// written in batches, off the path of the messages. A lost mark means one more publish under the same UUIDs.
-//
-// It has goroutines only while there is something to wait for.
+// marker marks stored messages as sent, in batches, off the path of the messages. A lost mark means one more publish
+// under the same UUIDs. It has goroutines only while there is something to do.
 type marker struct {
 	repository Repository
 	observe    func(context.Context, MarksObservation)
@@ -34,7 +31,8 @@ type marker struct {
 
 	mutex    sync.Mutex
 	closed   bool
-	records  []Record // acknowledged and not marked yet
+	records  []Record // published and not marked yet
+	dropped  int      // for want of room, since it was last said
 	flushing bool
 }
 
@@ -44,80 +42,76 @@ func newMarker(repository Repository, options Options) *marker {
 	return m
 }
 
-// await marks the record when the message is acknowledged. The router answers every message whose handler has
-// returned. The attempt's context says nothing: Watermill's Timeout ends it before the router publishes.
-func (m *marker) await(msg *message.Message, record Record) {
-	if isClosed(msg.Acked()) {
-		return // by somebody before the router has published: it proves nothing
-	}
+// begin registers a goroutine, unless the marker is closed.
+func (m *marker) begin() bool {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	if m.closed {
-		return
+	if !m.closed {
+		m.goroutines.Add(1)
 	}
-	m.goroutines.Add(1)
-	go func() {
-		defer m.goroutines.Done()
-		select {
-		case <-msg.Acked():
-			m.add(record)
-		case <-msg.Nacked():
-		case <-m.abandoned.Done():
-		}
-	}()
+	return !m.closed
 }
 
-func (m *marker) add(record Record) {
+// add marks records soon.
+func (m *marker) add(records []Record) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	if len(m.records) == markPending {
-		return
-	}
-	m.records = append(m.records, record)
-	if !m.flushing {
+	room := min(len(records), markPending-len(m.records))
+	m.records = append(m.records, records[:room]...)
+	m.dropped += len(records) - room
+	if !m.flushing && len(m.records) > 0 {
 		m.flushing = true
 		m.goroutines.Add(1)
 		go m.flush()
 	}
 }
 
-// flush writes marks until there is nothing to mark.
+// flush writes marks until there is nothing to mark. A statement that fails is tried with half of its records, and a
+// record that fails alone goes to the end, so that it holds up no other. So do records that are locked.
 func (m *marker) flush() {
 	defer m.goroutines.Done()
-	wait := markInterval
-	for batch := m.next(0, wait); len(batch) > 0; {
+	size, pause := markBatch, markInterval
+	for batch := m.next(size, pause); len(batch) > 0; batch = m.next(size, pause) {
 		ctx, cancel := context.WithTimeout(m.abandoned, markTimeout)
-		err := m.repository.MarkSent(ctx, batch)
+		locked, err := m.repository.MarkSent(ctx, batch)
 		cancel()
-		m.report(len(batch), err)
-		if err == nil {
-			wait = markInterval
-			batch = m.next(len(batch), wait)
-			continue
+		failed := locked
+		switch {
+		case err != nil:
+			failed = batch
+			pause = min(2*pause, markBackOff)
+			size = max(1, len(batch)/2)
+		case len(locked) > 0:
+			pause = min(2*pause, markBackOff)
+		case len(batch) == size:
+			size, pause = min(2*size, markBatch), 0 // more may wait
+		default:
+			size, pause = markBatch, markInterval
 		}
-		m.logger.Error("Cannot mark messages as sent; copies of them are sent again", err, watermill.LogFields{"records": len(batch)})
-		wait = min(2*wait, markBackOff)
-		batch = m.next(0, wait)
+		m.report(len(batch)-len(failed), failed, err)
 	}
 }
 
-func (m *marker) report(records int, err error) {
-	if m.observe == nil {
-		return
-	}
+// report puts back what was not marked, and says what became of a batch.
+func (m *marker) report(marked int, failed []Record, err error) {
 	m.mutex.Lock()
-	pending := len(m.records) - records
+	m.records = append(m.records, failed...)
+	pending, dropped := len(m.records), m.dropped
+	m.dropped = 0
 	m.mutex.Unlock()
-	m.observe(m.abandoned, MarksObservation{Records: records, Pending: pending, Err: err})
+	if err != nil {
+		m.logger.Error("Cannot mark messages as sent; copies of them are sent again", err, watermill.LogFields{"records": len(failed), "pending": pending})
+	}
+	if dropped > 0 {
+		m.logger.Error("Too many messages wait to be marked as sent; some are sent once more", nil, watermill.LogFields{"dropped": dropped, "pending": pending})
+	}
+	if m.observe != nil {
+		m.observe(m.abandoned, MarksObservation{Records: marked, Pending: pending, Dropped: dropped, Err: err})
+	}
 }
 
-// next forgets the first records, which are marked, waits, and returns the next batch. When there is none,
-// the flush has ended.
-func (m *marker) next(marked int, wait time.Duration) []Record {
-	m.mutex.Lock()
-	m.records = m.records[marked:]
-	m.mutex.Unlock()
-
+// next waits and takes the next batch. When there is none, the flush has ended.
+func (m *marker) next(size int, wait time.Duration) []Record {
 	closing := m.closing
 	if wait > markInterval {
 		closing = nil // marks fail: closing does not make them succeed
@@ -133,22 +127,17 @@ func (m *marker) next(marked int, wait time.Duration) []Record {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
 	if len(m.records) == 0 || m.abandoned.Err() != nil {
-		m.records, m.flushing = nil, false
+		m.flushing = false
 		return nil
 	}
-	return m.records[:min(len(m.records), markBatch)]
+	size = min(size, len(m.records))
+	batch := append([]Record(nil), m.records[:size]...)
+	m.records = m.records[size:]
+	return batch
 }
 
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
-// close lets nothing new in, marks what is acknowledged, and waits for what is not yet, until ctx ends.
+// close lets nothing new in, marks what is published, and waits for what is not yet, until ctx ends. A statement that
+// is under way then ends by itself, or with its network.
 func (m *marker) close(ctx context.Context) error {
 	m.mutex.Lock()
 	if !m.closed {
@@ -164,10 +153,11 @@ func (m *marker) close(ctx context.Context) error {
 	}()
 	select {
 	case <-done:
-		return nil
 	case <-ctx.Done():
 		m.abandon()
-		<-done
-		return ctx.Err()
+		m.mutex.Lock()
+		defer m.mutex.Unlock()
+		return fmt.Errorf("inbox: closed before all messages were answered, or all stored ones marked as sent (%d are not): %w", len(m.records), ctx.Err())
 	}
+	return nil
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
+	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -13,9 +15,12 @@ import (
 // Middleware makes the effect of a message happen once, however often the message is delivered.
 // All that is dangerous (claim, panic, rollback, commit, the message's context) happens in this file.
 type Middleware struct {
-	repository Repository
-	options    Options
-	marker     *marker
+	repository   Repository
+	options      Options
+	expectations expectations
+	marker       *marker
+	routers      sync.Map // to which AddTo has added the publisher decorator
+	notPublished sync.Map // handlers of which this was said
 }
 
 // NewMiddleware returns the inbox middleware. It opens no connection. One middleware serves any number of
@@ -48,10 +53,12 @@ func (m *Middleware) Middleware(h message.HandlerFunc) message.HandlerFunc {
 		a := &attempt{Middleware: m, started: time.Now(), outer: outer, msg: msg, observation: Observation{Outcome: Failed}}
 		defer func() { a.report(err) }()
 		a.inner.Context = outer
-		a.inner.key = Key{
-			Consumer:  m.options.Consumer(message.HandlerNameFromCtx(outer)),
-			MessageID: m.options.MessageID(msg),
-		}
+		a.inner.key = a.fixKey()
+		defer func() {
+			if a.observation.Outcome == Failed {
+				a.delivery.restore(msg)
+			}
+		}()
 		if err := a.inner.key.Validate(); err != nil {
 			return nil, a.failed("key", err)
 		}
@@ -73,16 +80,20 @@ type attempt struct {
 	started time.Time
 	waited  time.Duration   // what the claim took, another copy's run included
 	outer   context.Context // the message's
+	own     delivery        // of this attempt alone, without [Middleware.Delivery]
 	inner   handlerContext  // the handler's, with the key and the transaction
 	msg     *message.Message
 	claimed bool // or found to be a duplicate
 
+	delivery *delivery
+
 	processedAt time.Time // of the claim with which produced messages are stored
+	rolledBack  bool
 
 	observation Observation
 }
 
-func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
+func (a *attempt) process(h message.HandlerFunc) (produced []*message.Message, err error) {
 	// The transaction lives as long as this context: it ends with the message's until the commit begins,
 	// and with the claim timeout until the claim is there.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(a.outer))
@@ -94,45 +105,37 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 	if err != nil {
 		return nil, a.failed("claim", err)
 	}
-
-	// From here on every way out ends the transaction. There is no recover: a panic keeps its value and
-	// runtime.Goexit goes on, and both pass through here.
-	a.inner.open.Transaction = transaction
 	a.claimed = true
+	if record != nil {
+		return a.duplicate(record)
+	}
+
+	// From here on every way out ends the transaction. A panic keeps its value and runtime.Goexit goes on, and both
+	// pass through here.
+	a.inner.open.Transaction = transaction
 	defer func() {
 		// First, so that no goroutine that kept the context finds a transaction that is about to end.
 		a.inner.open.ended.Store(true)
-		if a.observation.Outcome != Processed {
-			if err := transaction.Rollback(); err != nil {
-				a.log("Rolling back failed, the database will do it", watermill.LogFields{"error": err.Error()})
+		if a.observation.Outcome == Processed || a.rolledBack {
+			return
+		}
+		lost := transaction.Rollback()
+		if errors.Is(lost, ErrTransactionBroken) {
+			// A panic that would be tried again: then what the handler has committed would pass for a duplicate.
+			if value := recover(); value != nil {
+				produced, err = nil, a.failed("handler", fmt.Errorf("%w; then it panicked: %v\n%s", lost, value, debug.Stack()))
 			}
+		} else if lost != nil {
+			a.log("Rolling back failed, the database will do it", watermill.LogFields{"error": lost.Error()})
 		}
 	}()
-
-	if record != nil {
-		produced, err := a.replay(record)
-		if err != nil {
-			return nil, a.failed("replay", err)
-		}
-		a.observation.Outcome, a.observation.Age = Duplicate, max(0, time.Since(record.ProcessedAt))
-		if len(produced) > 0 {
-			a.observation.Outcome = Replayed
-			a.marker.await(a.msg, Record{Key: a.inner.key, ProcessedAt: record.ProcessedAt})
-		}
-		return produced, nil
-	}
 
 	if err := a.judgeAge(); err != nil {
 		return nil, a.failed("claim", err)
 	}
-	produced, err := a.handle(h)
+	produced, err = a.handle(h)
 	if err != nil {
-		a.inner.open.ended.Store(true)
-		if lost := transaction.Rollback(); isTransient(lost) && a.outer.Err() == nil {
-			// A dead connection is the likely reason for whatever the handler met.
-			return nil, a.failed("handler", errors.Join(err, lost))
-		}
-		return nil, err
+		return nil, a.afterHandler(transaction, err)
 	}
 	produced, err = a.store(ctx, transaction, produced)
 	if err != nil {
@@ -148,9 +151,25 @@ func (a *attempt) process(h message.HandlerFunc) ([]*message.Message, error) {
 	}
 	a.observation.Outcome = Processed
 	if len(produced) > 0 {
-		a.marker.await(a.msg, Record{Key: a.inner.key, ProcessedAt: a.processedAt})
+		a.outlive(produced)
+		a.expect(a.processedAt, produced)
 	}
 	return produced, nil
+}
+
+// afterHandler rolls back and returns the handler's error, unless there is a worse one.
+func (a *attempt) afterHandler(transaction Transaction, err error) error {
+	a.inner.open.ended.Store(true)
+	a.rolledBack = true
+	lost := transaction.Rollback()
+	switch {
+	case errors.Is(lost, ErrTransactionBroken):
+		return a.failed("handler", fmt.Errorf("%w; it returned: %v", lost, err))
+	case isTransient(lost) && a.outer.Err() == nil:
+		// A dead connection is the likely reason for whatever the handler met.
+		return a.failed("handler", errors.Join(err, lost))
+	}
+	return err
 }
 
 // claim opens the transaction and claims the key, within the claim timeout.
@@ -163,8 +182,11 @@ func (a *attempt) claim(ctx context.Context, cancel context.CancelCauseFunc) (Tr
 	}
 
 	// The timer has ended the transaction's context, perhaps just after the claim.
+	if err == nil && transaction != nil {
+		err = transaction.Rollback()
+	}
 	if err == nil {
-		err = errors.Join(context.Cause(ctx), transaction.Rollback())
+		err = context.Cause(ctx)
 	}
 	if a.outer.Err() == nil {
 		// Not wrapped: the driver says "canceled", and the router hides what was cancelled.

@@ -83,10 +83,10 @@ type instant struct{}
 func (instant) Claim(context.Context, inbox.ClaimParams) (inbox.Transaction, *inbox.Record, error) {
 	return instant{}, nil, nil
 }
-func (instant) MarkSent(context.Context, []inbox.Record) error   { return nil }
-func (instant) Store(context.Context, []byte) (time.Time, error) { return time.Now(), nil }
-func (instant) Commit(context.Context) error                     { return nil }
-func (instant) Rollback() error                                  { return nil }
+func (instant) MarkSent(context.Context, []inbox.Record) ([]inbox.Record, error) { return nil, nil }
+func (instant) Store(context.Context, inbox.StoreParams) (time.Time, error)      { return time.Now(), nil }
+func (instant) Commit(context.Context) error                                     { return nil }
+func (instant) Rollback() error                                                  { return nil }
 
 func instantHandler(t testing.TB) func() {
 	t.Helper()

@@ -48,10 +48,14 @@ type Observation struct {
 
 // MarksObservation is what became of one try to mark stored messages as sent. See [Options].ObserveMarks.
 type MarksObservation struct {
-	// Records is how many records were to be marked, and Pending how many more wait for the next try.
+	// Records is how many records were marked, and Pending how many wait for the next try: new ones, those of a failed
+	// statement, and those that somebody else has locked.
 	Records, Pending int
 
-	// Err is why none of them was marked; nil when all were.
+	// Dropped is how many were not kept for want of room since the last observation: their messages are sent once more.
+	Dropped int
+
+	// Err is why nothing was marked.
 	Err error
 }
 

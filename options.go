@@ -9,7 +9,10 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
-const defaultClaimTimeout = 30 * time.Second
+const (
+	defaultClaimTimeout   = 30 * time.Second
+	defaultPublishBackOff = 20 * time.Second
+)
 
 // Options of the middleware. The zero value is useful.
 type Options struct {
@@ -36,6 +39,12 @@ type Options struct {
 	// Default: 30 seconds.
 	ClaimTimeout time.Duration
 
+	// PublishBackOff is how long the router's publish of what a handler returned is tried again before the message is
+	// nacked, see [Middleware.DecoratePublisher]. It must be shorter than the time after which the subscriber or the
+	// broker delivers an unanswered message again: some do so after 30 seconds.
+	// Default: 20 seconds.
+	PublishBackOff time.Duration
+
 	// TooOld guards against messages that come back after their record was deleted.
 	// Default: off.
 	TooOld TooOldOptions
@@ -44,6 +53,11 @@ type Options struct {
 	// message and before the router continues, so it must be fast.
 	// Default: nil.
 	Observe func(ctx context.Context, observation Observation)
+
+	// ObservePublish is called when the router's publish of what a handler returned has succeeded or is given up, and when
+	// a message was acknowledged without it; with the context of the delivery.
+	// Default: nil.
+	ObservePublish func(ctx context.Context, observation PublishObservation)
 
 	// ObserveMarks is called after each try to mark stored messages as sent, by one goroutine at a time, with a
 	// context that ends when the marks are given up.
@@ -62,6 +76,9 @@ func (o Options) Validate() error {
 	if o.ClaimTimeout < 0 {
 		return fmt.Errorf("inbox: ClaimTimeout is negative: %s", o.ClaimTimeout)
 	}
+	if o.PublishBackOff < 0 {
+		return fmt.Errorf("inbox: PublishBackOff is negative: %s", o.PublishBackOff)
+	}
 	return o.TooOld.Validate()
 }
 
@@ -75,6 +92,9 @@ func (o *Options) setDefaults() {
 	o.TooOld.setDefaults(o.MessageID)
 	if o.ClaimTimeout == 0 {
 		o.ClaimTimeout = defaultClaimTimeout
+	}
+	if o.PublishBackOff == 0 {
+		o.PublishBackOff = defaultPublishBackOff
 	}
 	if o.Logger == nil {
 		o.Logger = watermill.NopLogger{}

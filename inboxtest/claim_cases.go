@@ -115,7 +115,7 @@ func storedBelongsToOneConsumer(k *kit) {
 	keys := []inbox.Key{{Consumer: "a", MessageID: "1"}, {Consumer: "b", MessageID: "1"}}
 	for _, key := range keys {
 		transaction := k.claim(k.context(), key)
-		if _, err := transaction.Store(k.context(), []byte("of "+key.Consumer)); err != nil {
+		if _, err := transaction.Store(k.context(), inbox.StoreParams{Topic: "events", Produced: []byte("of " + key.Consumer)}); err != nil {
 			k.Fatal(err)
 		}
 		if err := transaction.Commit(k.context()); err != nil {
@@ -127,9 +127,7 @@ func storedBelongsToOneConsumer(k *kit) {
 			k.Fatalf("%s has %q", key, got)
 		}
 	}
-	if err := k.Repository.MarkSent(k.context(), []inbox.Record{*k.wantProcessed(keys[0])}); err != nil {
-		k.Fatal(err)
-	}
+	k.markSent(*k.wantProcessed(keys[0]))
 	if k.wantProcessed(keys[0]).Produced != nil || k.wantProcessed(keys[1]).Produced == nil {
 		k.Fatal("the mark went to another consumer's record")
 	}
@@ -197,7 +195,7 @@ func lookWaitsForNothing(k *kit) {
 	if record := look(key); record != nil {
 		k.Fatalf("an open claim is seen: %+v", record)
 	}
-	if _, err := transaction.Store(k.context(), []byte("stored")); err != nil {
+	if _, err := transaction.Store(k.context(), inbox.StoreParams{Topic: "events", Produced: []byte("stored")}); err != nil {
 		k.Fatal(err)
 	}
 	if err := transaction.Commit(k.context()); err != nil {

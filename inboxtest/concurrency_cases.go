@@ -34,15 +34,11 @@ func copyWaitsForCommit(k *kit) {
 		if got.err == nil && got.record == nil {
 			k.Fatal("the copy got the claim")
 		}
-		if got.err == nil {
-			_ = got.transaction.Rollback()
-		} else if inbox.ShouldPoison(&inbox.Error{Step: "claim", Err: got.err}) {
+		if got.err != nil && inbox.ShouldPoison(&inbox.Error{Step: "claim", Err: got.err}) {
 			k.Fatalf("the copy's error would be poisoned: %v", got.err)
 		}
 	} else if got.err != nil || got.record == nil {
 		k.Fatalf("the copy got record %v and error %v, want the record", got.record, got.err)
-	} else if err := got.transaction.Rollback(); err != nil {
-		k.Fatal(err)
 	}
 	k.wantProcessed(key)
 }
@@ -139,11 +135,7 @@ func (k *kit) untilDone(key inbox.Key, effect string) {
 			continue
 		}
 		if record != nil {
-			last = transaction.Rollback()
-			if last == nil {
-				return
-			}
-			continue
+			return
 		}
 		if last = k.Write(inbox.ContextWithTransaction(ctx, transaction), effect); last == nil {
 			last = transaction.Commit(ctx)
@@ -172,7 +164,7 @@ func (k *kit) claimLater(ctx context.Context, key inbox.Key) *laterClaim {
 	}()
 	k.Cleanup(func() {
 		<-l.done
-		if l.err == nil {
+		if l.transaction != nil {
 			_ = l.transaction.Rollback()
 		}
 	})

@@ -50,28 +50,33 @@ func (r *FaultRepository) Claim(ctx context.Context, params inbox.ClaimParams) (
 		return nil, nil, err
 	}
 	if err := r.fault(AfterClaim, params.Key); err != nil {
-		_ = transaction.Rollback()
+		if transaction != nil {
+			_ = transaction.Rollback()
+		}
 		return nil, nil, err
 	}
-	return &faultTransaction{Transaction: transaction, fault: func(point FaultPoint) error { return r.fault(point, params.Key) }}, record, nil
+	if transaction == nil {
+		return nil, record, nil
+	}
+	return &faultTransaction{Transaction: transaction, fault: func(point FaultPoint) error { return r.fault(point, params.Key) }}, nil, nil
 }
 
 // MarkSent implements [inbox.Repository]. The function is called for each record.
-func (r *FaultRepository) MarkSent(ctx context.Context, records []inbox.Record) error {
+func (r *FaultRepository) MarkSent(ctx context.Context, records []inbox.Record) (locked []inbox.Record, err error) {
 	for _, record := range records {
 		if err := r.fault(BeforeMark, record.Key); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	if err := r.Repository.MarkSent(ctx, records); err != nil {
-		return err
+	if locked, err = r.Repository.MarkSent(ctx, records); err != nil {
+		return nil, err
 	}
 	for _, record := range records {
 		if err := r.fault(AfterMark, record.Key); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return locked, nil
 }
 
 type faultTransaction struct {
@@ -82,9 +87,9 @@ type faultTransaction struct {
 // Unwrap lets inbox.TransactionFromContext find the wrapped transaction.
 func (t *faultTransaction) Unwrap() inbox.Transaction { return t.Transaction }
 
-func (t *faultTransaction) Store(ctx context.Context, produced []byte) (processedAt time.Time, err error) {
+func (t *faultTransaction) Store(ctx context.Context, params inbox.StoreParams) (processedAt time.Time, err error) {
 	err = t.around(BeforeStore, AfterStore, func() (err error) {
-		processedAt, err = t.Transaction.Store(ctx, produced)
+		processedAt, err = t.Transaction.Store(ctx, params)
 		return err
 	})
 	return processedAt, err

@@ -280,19 +280,19 @@ func TestHandlerBad(t *testing.T) {
 		},
 		"commits": {
 			plain(func(w *world, msg *message.Message) error {
-				return errors.Join(w.work(msg), transaction(msg.Context()).Commit(msg.Context()))
+				return errors.Join(w.work(msg), w.EndTransaction(msg.Context(), true))
 			}),
 			[]string{"no fault: the message is not acknowledged, and yet the state has changed", "commits its transaction itself", "leave Commit and Rollback"},
 		},
 		"commits and returns an error": {
 			plain(func(w *world, msg *message.Message) error {
-				return errors.Join(w.work(msg), transaction(msg.Context()).Commit(msg.Context()), errors.New("too late"))
+				return errors.Join(w.work(msg), w.EndTransaction(msg.Context(), true), errors.New("too late"))
 			}),
 			[]string{"no fault: the message is not acknowledged, and yet the state has changed", "too late", "commits its transaction itself"},
 		},
 		"rolls back": {
 			plain(func(w *world, msg *message.Message) error {
-				return errors.Join(w.work(msg), transaction(msg.Context()).Rollback())
+				return errors.Join(w.work(msg), w.EndTransaction(msg.Context(), false))
 			}),
 			[]string{"no fault: the message is not acknowledged", inbox.ErrTransactionBroken.Error(), "ended its transaction itself"},
 		},
@@ -343,10 +343,10 @@ func TestHandlerBad(t *testing.T) {
 		},
 		"takes the message apart": {
 			plain(func(w *world, msg *message.Message) error {
-				if msg.Payload == nil {
+				if msg.Payload[0] == 0 {
 					return errors.New("no payload")
 				}
-				msg.Payload = nil
+				msg.Payload[0] = 0 // in the delivered bytes; what is assigned to the message's fields is put back
 				return w.work(msg)
 			}),
 			[]string{"and Retry calls it again: the second attempt failed", "no payload", "must not change it"},
@@ -532,14 +532,19 @@ type withoutStore struct{ inbox.Repository }
 
 func (s withoutStore) Claim(ctx context.Context, params inbox.ClaimParams) (inbox.Transaction, *inbox.Record, error) {
 	transaction, record, err := s.Repository.Claim(ctx, params)
-	return forgetting{transaction}, record, err
+	if transaction == nil {
+		return nil, record, err
+	}
+	return forgetting{transaction}, nil, nil
 }
 
 type forgetting struct{ inbox.Transaction }
 
 func (f forgetting) Unwrap() inbox.Transaction { return f.Transaction }
 
-func (forgetting) Store(context.Context, []byte) (time.Time, error) { return time.Time{}, nil }
+func (forgetting) Store(context.Context, inbox.StoreParams) (time.Time, error) {
+	return time.Time{}, nil
+}
 
 func TestHandlerIncomplete(t *testing.T) {
 	t.Parallel()

@@ -84,6 +84,7 @@ func newTrial(t *testing.T, h Handler, clean *outcome, n int) (*trial, error) {
 		}
 		return r.at(point)
 	})
+	r.Options.PublishBackOff = time.Nanosecond // each publish is tried once, so that a fault shows
 	m, err := inbox.NewMiddleware(repository, r.Options)
 	if err != nil {
 		return nil, err
@@ -258,11 +259,11 @@ func (r *trial) processed() (bool, error) {
 		if err != nil {
 			return false, fmt.Errorf("cannot look for the record of %s: %w", key, err)
 		}
-		if err := transaction.Rollback(); err != nil {
-			return false, fmt.Errorf("cannot roll back: %w", err)
-		}
 		if record != nil {
 			return true, nil
+		}
+		if err := transaction.Rollback(); err != nil {
+			return false, fmt.Errorf("cannot roll back: %w", err)
 		}
 	}
 	return false, nil

@@ -1,8 +1,11 @@
 package inboxtest
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,14 +18,20 @@ import (
 type MemoryRepository struct {
 	mutex   sync.Mutex
 	claims  map[inbox.Key]*memoryTransaction // open; made by the first claim
-	records map[inbox.Key]inbox.Record       // made by the first commit
+	records map[inbox.Key]time.Time          // when they were claimed; made by the first commit
+	unsent  []*memoryUnsent                  // in the order of the records
 	effects []string
 }
 
+// memoryUnsent are messages that are not known to be sent.
+type memoryUnsent struct {
+	inbox.Record
+	storedAt, leasedUntil time.Time
+}
+
 var (
-	_ inbox.Repository = (*MemoryRepository)(nil)
-	_ inbox.Looker     = (*MemoryRepository)(nil)
-	_ inbox.Records    = (*MemoryRepository)(nil)
+	_ inbox.Looker          = (*MemoryRepository)(nil)
+	_ inbox.RelayRepository = (*MemoryRepository)(nil)
 )
 
 // NewMemoryRepository returns an empty repository.
@@ -32,11 +41,12 @@ func NewMemoryRepository() *MemoryRepository {
 
 type memoryTransaction struct {
 	repository *MemoryRepository
-	key        inbox.Key
-	holds      bool // the claim, rather than a look at the record
+	ctx        context.Context
 	record     inbox.Record
+	storedAt   time.Time
 	effects    []string
 	ended      bool
+	byHandler  bool
 	done       chan struct{}
 	stop       func() bool
 }
@@ -59,47 +69,67 @@ func (r *MemoryRepository) Claim(ctx context.Context, params inbox.ClaimParams) 
 		}
 	}
 	defer r.mutex.Unlock()
-	t := &memoryTransaction{repository: r, key: params.Key, record: inbox.Record{Key: params.Key, ProcessedAt: time.Now()}, done: make(chan struct{})}
-	t.stop = context.AfterFunc(ctx, func() { _ = t.Rollback() })
-	if record, processed := r.records[params.Key]; processed {
-		return t, &record, nil
+	if record := r.record(params.Key); record != nil {
+		return nil, record, nil
 	}
-	t.holds = true
+	t := &memoryTransaction{repository: r, ctx: ctx, record: inbox.Record{Key: params.Key, ProcessedAt: time.Now()}, done: make(chan struct{})}
 	if r.claims == nil {
 		r.claims = map[inbox.Key]*memoryTransaction{}
 	}
 	r.claims[params.Key] = t
+	t.stop = context.AfterFunc(ctx, func() {
+		r.mutex.Lock()
+		defer r.mutex.Unlock()
+		t.end()
+	})
 	return t, nil, nil
 }
 
-// MarkSent implements [inbox.Repository].
-func (r *MemoryRepository) MarkSent(ctx context.Context, records []inbox.Record) error {
-	if err := ctx.Err(); err != nil {
-		return err
+// record returns nil if there is none. The mutex is held.
+func (r *MemoryRepository) record(key inbox.Key) *inbox.Record {
+	processedAt, ok := r.records[key]
+	if !ok {
+		return nil
 	}
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	for _, sent := range records {
-		if record, ok := r.records[sent.Key]; ok && record.ProcessedAt.Equal(sent.ProcessedAt) {
-			record.Produced = nil
-			r.records[sent.Key] = record
+	record := &inbox.Record{Key: key, ProcessedAt: processedAt}
+	for _, unsent := range r.unsent {
+		if unsent.Compare(*record) == 0 {
+			*record = unsent.Record
 		}
 	}
-	return nil
+	return record
 }
 
 // Look implements [inbox.Looker].
 func (r *MemoryRepository) Look(ctx context.Context, params inbox.ClaimParams) (found *inbox.Record, err error) {
-	err = r.locked(ctx, func() {
-		if record, ok := r.records[params.Key]; ok {
-			found = &record
-		}
-	})
+	err = r.locked(ctx, func() { found = r.record(params.Key) })
 	return found, err
+}
+
+// MarkSent implements [inbox.Repository]. Nothing is ever locked.
+func (r *MemoryRepository) MarkSent(ctx context.Context, records []inbox.Record) (locked []inbox.Record, err error) {
+	_, err = r.DeleteUnsent(ctx, records)
+	return nil, err
 }
 
 // Write writes an effect through the transaction in the handler's context.
 func (r *MemoryRepository) Write(ctx context.Context, effect string) error {
+	return r.inTransaction(ctx, func(t *memoryTransaction) { t.effects = append(t.effects, effect) })
+}
+
+// EndTransaction commits the transaction in the handler's context, or rolls it back, behind the middleware's back: what a
+// handler must not do.
+func (r *MemoryRepository) EndTransaction(ctx context.Context, commit bool) error {
+	return r.inTransaction(ctx, func(t *memoryTransaction) {
+		if commit {
+			t.commit()
+		}
+		t.end()
+		t.byHandler = true
+	})
+}
+
+func (r *MemoryRepository) inTransaction(ctx context.Context, do func(*memoryTransaction)) error {
 	t, ok := inbox.TransactionFromContext[*memoryTransaction](ctx)
 	if !ok {
 		return errors.New("inboxtest: no open transaction in the context")
@@ -109,7 +139,7 @@ func (r *MemoryRepository) Write(ctx context.Context, effect string) error {
 	if t.ended {
 		return errTransactionEnded
 	}
-	t.effects = append(t.effects, effect)
+	do(t)
 	return nil
 }
 
@@ -120,66 +150,94 @@ func (r *MemoryRepository) Effects() []string {
 	return append([]string(nil), r.effects...)
 }
 
-// Age makes a record older.
+// Age makes a record, and the messages stored with it, older.
 func (r *MemoryRepository) Age(key inbox.Key, by time.Duration) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
-	if record, ok := r.records[key]; ok {
-		record.ProcessedAt = record.ProcessedAt.Add(-by)
-		r.records[key] = record
+	if at, ok := r.records[key]; ok {
+		r.records[key] = at.Add(-by)
 	}
+	for _, unsent := range r.unsent {
+		if unsent.Key == key {
+			unsent.ProcessedAt, unsent.storedAt = unsent.ProcessedAt.Add(-by), unsent.storedAt.Add(-by)
+		}
+	}
+	slices.SortFunc(r.unsent, func(a, b *memoryUnsent) int { return a.Compare(b.Record) })
 }
 
 var errTransactionEnded = errors.New("inboxtest: the transaction has ended")
 
 // Store implements [inbox.Transaction].
-func (t *memoryTransaction) Store(_ context.Context, produced []byte) (time.Time, error) {
+func (t *memoryTransaction) Store(_ context.Context, params inbox.StoreParams) (time.Time, error) {
 	t.repository.mutex.Lock()
 	defer t.repository.mutex.Unlock()
 	if t.ended {
-		return time.Time{}, errTransactionEnded
+		return time.Time{}, t.whyEnded()
 	}
-	t.record.Produced = append([]byte{}, produced...)
+	t.storedAt = time.Now()
+	t.record.Topic, t.record.Produced = params.Topic, append([]byte{}, params.Produced...)
 	return t.record.ProcessedAt, nil
 }
 
 // Commit implements [inbox.Transaction].
 func (t *memoryTransaction) Commit(ctx context.Context) error {
+	t.repository.mutex.Lock()
+	defer t.repository.mutex.Unlock()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return t.end(func() {
-		t.repository.effects = append(t.repository.effects, t.effects...)
-		if t.repository.records == nil {
-			t.repository.records = map[inbox.Key]inbox.Record{}
-		}
-		t.repository.records[t.key] = t.record
-	}, func() error {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		return errors.Join(inbox.ErrTransactionBroken, errTransactionEnded)
-	})
+	if t.ended {
+		return t.whyEnded()
+	}
+	t.commit()
+	t.end()
+	return nil
 }
 
 // Rollback implements [inbox.Transaction].
 func (t *memoryTransaction) Rollback() error {
-	return t.end(func() {}, func() error { return nil })
-}
-
-// end runs the first function if the transaction is open, else the second.
-func (t *memoryTransaction) end(open func(), ended func() error) error {
 	t.repository.mutex.Lock()
 	defer t.repository.mutex.Unlock()
-	if t.ended {
-		return ended()
+	if t.byHandler {
+		return t.whyEnded()
 	}
-	open()
+	t.end()
+	return nil
+}
+
+// whyEnded is the error of a step after the end. The mutex is held.
+func (t *memoryTransaction) whyEnded() error {
+	if !t.byHandler {
+		return cmp.Or(t.ctx.Err(), errTransactionEnded)
+	}
+	claim := "rolled back"
+	if _, ok := t.repository.records[t.record.Key]; ok {
+		claim = "committed"
+	}
+	return inbox.Permanent(fmt.Errorf("%w: it has ended it, and the claim is %s: %w", inbox.ErrTransactionBroken, claim, errTransactionEnded))
+}
+
+// commit keeps what was written. The mutex is held.
+func (t *memoryTransaction) commit() {
+	r := t.repository
+	if r.records == nil {
+		r.records = map[inbox.Key]time.Time{}
+	}
+	r.records[t.record.Key] = t.record.ProcessedAt
+	r.effects = append(r.effects, t.effects...)
+	if t.record.Produced != nil {
+		r.unsent = append(r.unsent, &memoryUnsent{Record: t.record, storedAt: t.storedAt})
+		slices.SortFunc(r.unsent, func(a, b *memoryUnsent) int { return a.Compare(b.Record) })
+	}
+}
+
+// end lets the next one claim. The mutex is held.
+func (t *memoryTransaction) end() {
+	if t.ended {
+		return
+	}
 	t.ended = true
 	t.stop()
-	if t.holds {
-		delete(t.repository.claims, t.key)
-	}
+	delete(t.repository.claims, t.record.Key)
 	close(t.done)
-	return nil
 }

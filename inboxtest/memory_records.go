@@ -15,6 +15,9 @@ func (r *MemoryRepository) Consumers(ctx context.Context) (consumers []string, n
 		for key := range r.records {
 			consumers = append(consumers, key.Consumer)
 		}
+		for _, unsent := range r.unsent {
+			consumers = append(consumers, unsent.Key.Consumer)
+		}
 	})
 	slices.Sort(consumers)
 	return slices.Compact(consumers), time.Now(), err
@@ -24,16 +27,14 @@ func (r *MemoryRepository) Consumers(ctx context.Context) (consumers []string, n
 func (r *MemoryRepository) DeleteProcessed(ctx context.Context, consumer string, from, before time.Time, limit int) (deleted int, last time.Time, err error) {
 	err = r.locked(ctx, func() {
 		var expired []inbox.Key
-		for key, record := range r.records {
-			if record.Produced == nil && record.ProcessedAt.Before(before) && selected(inbox.Selection{Consumer: consumer, From: from}, key, record) {
+		for key, at := range r.records {
+			if at.Before(before) && selected(inbox.Selection{Consumer: consumer, From: from}, key, at) {
 				expired = append(expired, key)
 			}
 		}
-		slices.SortFunc(expired, func(a, b inbox.Key) int {
-			return r.records[a].ProcessedAt.Compare(r.records[b].ProcessedAt)
-		})
+		slices.SortFunc(expired, func(a, b inbox.Key) int { return r.records[a].Compare(r.records[b]) })
 		for _, key := range expired[:min(max(limit, 0), len(expired))] {
-			last = r.records[key].ProcessedAt
+			last = r.records[key]
 			delete(r.records, key)
 			deleted++
 		}
@@ -42,39 +43,76 @@ func (r *MemoryRepository) DeleteProcessed(ctx context.Context, consumer string,
 }
 
 // CountRecords implements [inbox.Records].
-func (r *MemoryRepository) CountRecords(ctx context.Context, selection inbox.Selection) (count int, err error) {
-	err = r.locked(ctx, func() {
-		for key, record := range r.records {
-			if selected(selection, key, record) {
-				count++
-			}
-		}
-	})
-	return count, err
+func (r *MemoryRepository) CountRecords(ctx context.Context, selection inbox.Selection) (int, error) {
+	found, err := r.FindRecords(ctx, selection, inbox.Record{}, math.MaxInt)
+	return len(found), err
 }
 
 // FindRecords implements [inbox.Records].
-func (r *MemoryRepository) FindRecords(ctx context.Context, selection inbox.Selection, after inbox.Key, limit int) (found []inbox.Record, err error) {
+func (r *MemoryRepository) FindRecords(ctx context.Context, selection inbox.Selection, after inbox.Record, limit int) (found []inbox.Record, err error) {
 	err = r.locked(ctx, func() {
-		for key, record := range r.records {
-			if selected(selection, key, record) && key.Compare(after) > 0 {
-				found = append(found, record)
+		if selection.Unsent {
+			for _, unsent := range r.page(selection, after, limit, func(*memoryUnsent) bool { return true }) {
+				found = append(found, unsent.Record)
+			}
+			return
+		}
+		for key, at := range r.records {
+			if selected(selection, key, at) && key.Compare(after.Key) > 0 {
+				found = append(found, *r.record(key))
 			}
 		}
 	})
-	slices.SortFunc(found, func(a, b inbox.Record) int { return a.Key.Compare(b.Key) })
+	slices.SortFunc(found, inbox.Record.Compare)
 	return found[:min(limit, len(found))], err
+}
+
+// LeaseUnsent implements [inbox.Records].
+func (r *MemoryRepository) LeaseUnsent(ctx context.Context, selection inbox.Selection, after inbox.Record, limit int, lease time.Duration) (leased []inbox.Record, err error) {
+	err = r.locked(ctx, func() {
+		now := time.Now()
+		for _, unsent := range r.page(selection, after, limit, func(u *memoryUnsent) bool { return !now.Before(u.leasedUntil) }) {
+			unsent.leasedUntil = now.Add(lease)
+			leased = append(leased, unsent.Record)
+		}
+	})
+	return leased, err
+}
+
+// page returns at most limit unsent messages, in order. The mutex is held.
+func (r *MemoryRepository) page(selection inbox.Selection, after inbox.Record, limit int, also func(*memoryUnsent) bool) (page []*memoryUnsent) {
+	for _, unsent := range r.unsent {
+		if len(page) < limit && selected(selection, unsent.Key, unsent.storedAt) && unsent.Compare(after) > 0 && also(unsent) {
+			page = append(page, unsent)
+		}
+	}
+	return page
 }
 
 // DeleteRecords implements [inbox.Records].
 func (r *MemoryRepository) DeleteRecords(ctx context.Context, found []inbox.Record) (deleted int, err error) {
+	if _, err := r.DeleteUnsent(ctx, found); err != nil {
+		return 0, err
+	}
 	err = r.locked(ctx, func() {
-		for _, f := range found {
-			if record, ok := r.records[f.Key]; ok && record.ProcessedAt.Equal(f.ProcessedAt) {
-				delete(r.records, f.Key)
+		for _, record := range found {
+			if at, ok := r.records[record.Key]; ok && at.Equal(record.ProcessedAt) {
+				delete(r.records, record.Key)
 				deleted++
 			}
 		}
+	})
+	return deleted, err
+}
+
+// DeleteUnsent implements [inbox.Records].
+func (r *MemoryRepository) DeleteUnsent(ctx context.Context, found []inbox.Record) (deleted int, err error) {
+	err = r.locked(ctx, func() {
+		before := len(r.unsent)
+		r.unsent = slices.DeleteFunc(r.unsent, func(unsent *memoryUnsent) bool {
+			return slices.ContainsFunc(found, func(record inbox.Record) bool { return unsent.Compare(record) == 0 })
+		})
+		deleted = before - len(r.unsent)
 	})
 	return deleted, err
 }
@@ -90,24 +128,26 @@ func (r *MemoryRepository) Statistics(ctx context.Context, consumers inbox.Consu
 			continue
 		}
 		s := inbox.ConsumerStatistics{Consumer: name}
-		records, err := r.FindRecords(ctx, inbox.Selection{Consumer: name}, inbox.Key{}, math.MaxInt)
+		err := r.locked(ctx, func() {
+			for key, at := range r.records {
+				if key.Consumer != name {
+					continue
+				}
+				s.Records++
+				if now.Sub(at) < 24*time.Hour {
+					s.LastDay++
+				}
+				if s.Oldest.IsZero() || at.Before(s.Oldest) {
+					s.Oldest = at
+				}
+				if at.After(s.Newest) {
+					s.Newest = at
+				}
+			}
+			s.Unsent = int64(len(r.page(inbox.Selection{Consumer: name}, inbox.Record{}, math.MaxInt, func(*memoryUnsent) bool { return true })))
+		})
 		if err != nil {
 			return inbox.Statistics{}, err
-		}
-		for _, record := range records {
-			s.Records++
-			if record.Produced != nil {
-				s.Unsent++
-			}
-			if now.Sub(record.ProcessedAt) < 24*time.Hour {
-				s.LastDay++
-			}
-			if s.Oldest.IsZero() || record.ProcessedAt.Before(s.Oldest) {
-				s.Oldest = record.ProcessedAt
-			}
-			if record.ProcessedAt.After(s.Newest) {
-				s.Newest = record.ProcessedAt
-			}
 		}
 		statistics.Consumers = append(statistics.Consumers, s)
 	}
@@ -124,11 +164,12 @@ func (r *MemoryRepository) locked(ctx context.Context, do func()) error {
 	return nil
 }
 
-func selected(s inbox.Selection, key inbox.Key, record inbox.Record) bool {
-	return (s.Consumer == "" || s.Consumer == key.Consumer) &&
-		(s.MessageID == "" || s.MessageID == key.MessageID) &&
-		(s.From.IsZero() || !record.ProcessedAt.Before(s.From)) &&
-		(s.To.IsZero() || record.ProcessedAt.Before(s.To)) &&
-		(s.OlderThan == 0 || time.Since(record.ProcessedAt) > s.OlderThan) &&
-		(!s.Unsent || record.Produced != nil)
+func selected(s inbox.Selection, key inbox.Key, at time.Time) bool {
+	age := time.Since(at)
+	return (s.Consumer == "" || key.Consumer == s.Consumer) &&
+		(s.MessageID == "" || key.MessageID == s.MessageID) &&
+		(s.From.IsZero() || !at.Before(s.From)) &&
+		(s.To.IsZero() || at.Before(s.To)) &&
+		(s.OlderThan == 0 || age > s.OlderThan) &&
+		(s.NotOlderThan == 0 || age <= s.NotOlderThan)
 }

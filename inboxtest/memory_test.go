@@ -25,7 +25,7 @@ func TestMemoryRepositoryZeroValue(t *testing.T) {
 	var repository inboxtest.MemoryRepository
 	found := []inbox.Record{{Key: key}}
 	repository.Age(key, time.Hour)
-	if err := repository.MarkSent(ctx, found); err != nil {
+	if _, err := repository.MarkSent(ctx, found); err != nil {
 		t.Error(err)
 	}
 	if deleted, err := repository.DeleteRecords(ctx, found); deleted != 0 || err != nil {
@@ -44,11 +44,8 @@ func TestMemoryRepositoryZeroValue(t *testing.T) {
 	if err := transaction.Commit(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if transaction, record, err = repository.Claim(ctx, inbox.ClaimParams{Key: key}); record == nil || err != nil {
+	if transaction, record, err = repository.Claim(ctx, inbox.ClaimParams{Key: key}); transaction != nil || record == nil || err != nil {
 		t.Fatalf("record %v, error %v, want the record", record, err)
-	}
-	if err := transaction.Rollback(); err != nil {
-		t.Error(err)
 	}
 	if effects := repository.Effects(); !slices.Equal(effects, []string{"effect"}) {
 		t.Errorf("effects %q", effects)
@@ -69,13 +66,7 @@ func memorySubject(*testing.T) inboxtest.RepositorySubject {
 			repository.Age(key, by)
 			return nil
 		},
-		End: func(ctx context.Context) error {
-			transaction, _ := inbox.TransactionFromContext[inbox.Transaction](ctx)
-			return transaction.Commit(ctx)
-		},
-		Abandon: func(ctx context.Context) error {
-			transaction, _ := inbox.TransactionFromContext[inbox.Transaction](ctx)
-			return transaction.Rollback()
-		},
+		End:     func(ctx context.Context) error { return repository.EndTransaction(ctx, true) },
+		Abandon: func(ctx context.Context) error { return repository.EndTransaction(ctx, false) },
 	}
 }

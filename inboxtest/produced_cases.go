@@ -28,7 +28,7 @@ var producedCases = []kitCase{
 	{"messages that a newer version stored are refused, not lost", storedByNewerVersion},
 	{"a rolled back attempt stores nothing", rolledBackAttemptStoresNothing},
 	{"stored bytes come back as they are", storedBytesComeBack},
-	{"an expired record with unsent messages is kept", expiredUnsentRecordIsKept},
+	{"an expired record is deleted, and its unsent messages are kept", expiredRecordLeavesUnsent},
 }
 
 func publishFailsAfterCommit(k *kit) {
@@ -239,7 +239,7 @@ func handlerReturnsNilMessage(k *kit) {
 func storedByNewerVersion(k *kit) {
 	key := inbox.Key{Consumer: consumer, MessageID: k.key().MessageID}
 	transaction := k.claim(k.context(), key)
-	if _, err := transaction.Store(k.context(), []byte(`{"version":2,"frames":"?"}`)); err != nil {
+	if _, err := transaction.Store(k.context(), inbox.StoreParams{Topic: "events", Produced: []byte("\x02frames")}); err != nil {
 		k.Fatal(err)
 	}
 	if err := transaction.Commit(k.context()); err != nil {
@@ -257,7 +257,7 @@ func storedByNewerVersion(k *kit) {
 func rolledBackAttemptStoresNothing(k *kit) {
 	key := k.key()
 	transaction := k.claim(k.context(), key)
-	if _, err := transaction.Store(k.context(), []byte("lost")); err != nil {
+	if _, err := transaction.Store(k.context(), inbox.StoreParams{Topic: "events", Produced: []byte("lost")}); err != nil {
 		k.Fatal(err)
 	}
 	if err := transaction.Rollback(); err != nil {
@@ -277,22 +277,22 @@ func storedBytesComeBack(k *kit) {
 	for _, stored := range [][]byte{{0}, all, bytes.Repeat(all, 40_960)} {
 		key := k.key()
 		transaction := k.claim(k.context(), key)
-		if _, err := transaction.Store(k.context(), stored); err != nil {
+		if _, err := transaction.Store(k.context(), inbox.StoreParams{Topic: "日本語 '", Produced: stored}); err != nil {
 			k.Fatal(err)
 		}
 		if err := transaction.Commit(k.context()); err != nil {
 			k.Fatal(err)
 		}
-		if got := k.wantProcessed(key).Produced; got == nil || !bytes.Equal(got, stored) {
-			k.Fatalf("stored %d bytes, got %d, nil %v", len(stored), len(got), got == nil)
+		if got := k.wantProcessed(key); got.Produced == nil || !bytes.Equal(got.Produced, stored) || got.Topic != "日本語 '" {
+			k.Fatalf("stored %d bytes, got %d for %q, nil %v", len(stored), len(got.Produced), got.Topic, got.Produced == nil)
 		}
 	}
 }
 
-func expiredUnsentRecordIsKept(k *kit) {
+func expiredRecordLeavesUnsent(k *kit) {
 	key := k.key()
 	transaction := k.claim(k.context(), key)
-	if _, err := transaction.Store(k.context(), []byte("unsent")); err != nil {
+	if _, err := transaction.Store(k.context(), inbox.StoreParams{Topic: "events", Produced: []byte("unsent")}); err != nil {
 		k.Fatal(err)
 	}
 	if err := transaction.Commit(k.context()); err != nil {
@@ -301,8 +301,14 @@ func expiredUnsentRecordIsKept(k *kit) {
 	if err := k.Age(k.context(), key, 2*time.Hour); err != nil {
 		k.Fatal(err)
 	}
-	k.wantPass(time.Hour, inbox.CleanerPass{Deleted: 0, Unsent: 1})
-	if got := k.wantProcessed(key).Produced; string(got) != "unsent" {
-		k.Fatalf("the record has %q", got)
+	k.wantPass(time.Hour, inbox.CleanerPass{Deleted: 1, Unsent: 1})
+	found, err := k.records().FindRecords(k.context(), inbox.Selection{Unsent: true}, inbox.Record{}, 2)
+	if err != nil || len(found) != 1 || found[0].Key != key || string(found[0].Produced) != "unsent" || found[0].Topic != "events" {
+		k.Fatalf("found %+v, %v", found, err)
+	}
+	// A copy runs again, as the retention says, and what it stores is kept as well.
+	k.processUnsent(key)
+	if count, err := k.records().CountRecords(k.context(), inbox.Selection{Unsent: true}); count != 2 || err != nil {
+		k.Fatalf("%d are unsent, %v", count, err)
 	}
 }

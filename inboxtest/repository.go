@@ -69,6 +69,9 @@ func TestRepository(t *testing.T, features RepositoryFeatures, constructor func(
 		"Concurrency": concurrencyCases,
 		"Outcome":     outcomeCases,
 		"Produced":    producedCases,
+		"Publishing":  publishingCases,
+		"Relay":       relayCases,
+		"Router":      routerCases,
 		"Marking":     markingCases,
 		"Faults":      faultCases,
 		"Retention":   retentionCases,
@@ -163,7 +166,7 @@ func (k *kit) process(key inbox.Key, effect string) {
 func (k *kit) processUnsent(key inbox.Key) {
 	k.Helper()
 	transaction := k.claim(k.context(), key)
-	if _, err := transaction.Store(k.context(), []byte("unsent")); err != nil {
+	if _, err := transaction.Store(k.context(), inbox.StoreParams{Topic: "events", Produced: []byte("unsent")}); err != nil {
 		k.Fatal(err)
 	}
 	if err := transaction.Commit(k.context()); err != nil {
@@ -178,11 +181,19 @@ func (k *kit) claim(ctx context.Context, key inbox.Key) inbox.Transaction {
 	if err != nil {
 		k.Fatalf("claim of %s: %v", key, err)
 	}
-	k.Cleanup(func() { _ = transaction.Rollback() })
 	if record != nil {
 		k.Fatalf("claim of %s: it was processed at %s, want it free", key, record.ProcessedAt)
 	}
+	k.Cleanup(func() { _ = transaction.Rollback() })
 	return transaction
+}
+
+// markSent fails the test unless all records can be marked.
+func (k *kit) markSent(records ...inbox.Record) {
+	k.Helper()
+	if locked, err := k.Repository.MarkSent(k.context(), records); err != nil || len(locked) != 0 {
+		k.Fatalf("marking %v: %v are locked, %v", records, locked, err)
+	}
 }
 
 // wantProcessed fails the test unless the key has a record, which it returns.
@@ -192,11 +203,12 @@ func (k *kit) wantProcessed(key inbox.Key) *inbox.Record {
 	if err != nil {
 		k.Fatalf("claim of %s: %v", key, err)
 	}
-	if err := transaction.Rollback(); err != nil {
-		k.Fatalf("rolling a duplicate back: %v", err)
-	}
 	if record == nil {
+		_ = transaction.Rollback()
 		k.Fatalf("claim of %s: it is free, want it processed", key)
+	}
+	if transaction != nil {
+		k.Fatalf("claim of %s: it was processed, and a transaction is open", key)
 	}
 	return record
 }
@@ -215,10 +227,7 @@ const maxKeyBytes = 255
 // returns is published.
 func (k *kit) deliver(repository inbox.Repository, options inbox.Options, withPublisher bool, handler message.HandlerFunc) *deliveries {
 	k.Helper()
-	m, err := inbox.NewMiddleware(repository, options)
-	if err != nil {
-		k.Fatal(err)
-	}
+	m := k.newMiddlewareWith(repository, options)
 	d := k.newDeliveries(m)
 	d.startRouter(withPublisher, handler, m.Middleware)
 	return d
@@ -232,7 +241,16 @@ func (k *kit) newDeliveries(m *inbox.Middleware) *deliveries {
 
 func (k *kit) newMiddleware(repository inbox.Repository) *inbox.Middleware {
 	k.Helper()
-	m, err := inbox.NewMiddleware(repository, inbox.Options{})
+	return k.newMiddlewareWith(repository, inbox.Options{})
+}
+
+// newMiddlewareWith makes a middleware that tries a publish once, unless the options say more.
+func (k *kit) newMiddlewareWith(repository inbox.Repository, options inbox.Options) *inbox.Middleware {
+	k.Helper()
+	if options.PublishBackOff == 0 {
+		options.PublishBackOff = time.Nanosecond
+	}
+	m, err := inbox.NewMiddleware(repository, options)
 	if err != nil {
 		k.Fatal(err)
 	}

@@ -31,6 +31,8 @@ type deliveries struct {
 	fails     int                  // so many publishes
 	takes     int                  // so many messages of a publish that fails
 	publishes chan struct{}        // gets one for each attempt, when set
+
+	refuseEnded bool // messages whose context has ended
 }
 
 func newDeliveries(t testing.TB, m *inbox.Middleware) *deliveries {
@@ -45,12 +47,24 @@ const (
 // startRouter starts a router with the middlewares; it ends with the test.
 func (d *deliveries) startRouter(withPublisher bool, handler message.HandlerFunc, middlewares ...message.HandlerMiddleware) {
 	d.t.Helper()
+	d.startRouterWith(withPublisher, handler, func(router *message.Router) error {
+		router.AddPublisherDecorators(d.middleware.DecoratePublisher)
+		router.AddMiddleware(d.observe)
+		router.AddMiddleware(middlewares...)
+		return nil
+	})
+}
+
+// startRouterWith starts a router that the function has set up; it ends with the test.
+func (d *deliveries) startRouterWith(withPublisher bool, handler message.HandlerFunc, setUp func(*message.Router) error) {
+	d.t.Helper()
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: patience}, watermill.NopLogger{})
+	if err == nil {
+		err = setUp(router)
+	}
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	router.AddMiddleware(d.observe)
-	router.AddMiddleware(middlewares...)
 	if withPublisher {
 		router.AddHandler(consumer, "incoming", d, d.topic, d, handler)
 	} else {
@@ -120,6 +134,11 @@ func (d *deliveries) Publish(topic string, messages ...*message.Message) error {
 	d.attempts = append(d.attempts, messages)
 	if d.publishes != nil {
 		d.publishes <- struct{}{}
+	}
+	for _, msg := range messages {
+		if err := msg.Context().Err(); d.refuseEnded && err != nil {
+			return err
+		}
 	}
 	if d.fails > 0 {
 		d.fails--

@@ -17,8 +17,8 @@ import (
 // partition is a partition of the inbox table, or was one.
 //
 // One that ended before the retention is labelled as retired, by a comment, before anything else happens to it,
-// and stays so. The label says that its window is over although it may still be attached, because it holds
-// unsent messages; and that a table which is no longer attached is ours to drop. It names the table, so that
+// and stays so. The label says that its window is over although it may still be attached, and that a table which is no
+// longer attached is ours to drop. It names the table, so that
 // a table that somebody renames, to keep it, is not dropped.
 type partition struct {
 	dialect.IDRange

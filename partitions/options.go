@@ -49,7 +49,7 @@ type Options struct {
 	// Default: nil.
 	Observe func(ctx context.Context, observation Observation)
 
-	// Logger gets a line per pass of Run at info level when it made, retired or kept something, and failed passes of Run at
+	// Logger gets a line per pass of Run at info level when it made or retired something, and failed passes of Run at
 	// error level.
 	// Default: watermill.NopLogger.
 	Logger watermill.LoggerAdapter

@@ -45,18 +45,8 @@ type Pass struct {
 	// Created and Retired are the names of partitions that were made and dropped.
 	Created, Retired []string
 
-	// Blocked are partitions that are older than the retention and kept, because they hold messages that are
-	// not known to be sent, see inbox.ListUnsent.
-	Blocked []Blocked
-
 	// Left is how far ahead of the present the partitions reach.
 	Left time.Duration
-}
-
-// Blocked is a partition that cannot be retired.
-type Blocked struct {
-	Partition string
-	Unsent    int // records with messages that are not known to be sent
 }
 
 // New returns Partitions for the table. It opens no connection and starts nothing.
@@ -84,13 +74,13 @@ const failedPassPause = time.Minute
 func (p *Partitions) Run(ctx context.Context) error {
 	for {
 		pass, err := p.Pass(ctx)
-		fields := watermill.LogFields{"created": pass.Created, "retired": pass.Retired, "blocked": pass.Blocked, "days_left": int(pass.Left.Hours() / 24)}
+		fields := watermill.LogFields{"created": pass.Created, "retired": pass.Retired, "days_left": int(pass.Left.Hours() / 24)}
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err != nil:
 			p.options.Logger.Error("Inbox partitions pass failed", err, fields)
-		case len(pass.Created)+len(pass.Retired)+len(pass.Blocked) > 0:
+		case len(pass.Created)+len(pass.Retired) > 0:
 			p.options.Logger.Info("Inbox partitions pass done", fields)
 		}
 		wait := p.options.Interval

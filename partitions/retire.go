@@ -62,14 +62,6 @@ func (p *Partitions) retireOne(ctx context.Context, part partition, pass *Pass) 
 			return err
 		}
 	}
-	unsent, err := p.countUnsent(ctx, p.pool, part)
-	if err != nil {
-		return err
-	}
-	if unsent > 0 {
-		pass.Blocked = append(pass.Blocked, Blocked{part.name.Name(), unsent})
-		return nil
-	}
 	if err := p.detach(ctx, part, "CONCURRENTLY"); err != nil {
 		return err
 	}
@@ -107,40 +99,18 @@ func (p *Partitions) detach(ctx context.Context, part partition, how string) err
 	return fmt.Errorf("cannot detach it: %w", err)
 }
 
-// drop drops a detached partition. A handler that was open when the partition was looked at may have stored
-// messages in it since: then it is attached again.
+// drop drops a detached partition.
 func (p *Partitions) drop(ctx context.Context, part partition, pass *Pass) error {
-	dropped, unsent := false, 0
+	dropped := false
 	err := p.alter(ctx, func(tx engine.Tx) error {
 		if list, _, err := p.readLayout(ctx, tx); err != nil || !list.isDetached(part) {
 			return err // another instance has done it
 		}
-		lock, drop := p.dialect.Drop(part.name)
-		err := execAll(ctx, tx, lock)
-		if err != nil {
-			return err
-		}
-		if unsent, err = p.countUnsent(ctx, tx, part); err != nil {
-			return err
-		}
-		if unsent > 0 {
-			return execAll(ctx, tx, p.attach(part))
-		}
 		dropped = true
-		return execAll(ctx, tx, drop)
+		return execAll(ctx, tx, p.dialect.Drop(part.name))
 	})
-	switch {
-	case err != nil:
-		return err
-	case dropped:
+	if err == nil && dropped {
 		pass.Retired = append(pass.Retired, part.name.Name())
-	case unsent > 0:
-		pass.Blocked = append(pass.Blocked, Blocked{part.name.Name(), unsent})
 	}
-	return nil
-}
-
-func (p *Partitions) countUnsent(ctx context.Context, on engine.Executor, part partition) (count int, err error) {
-	err = on.Query(ctx, p.dialect.CountUnsent(part.name), []any{&count}, func() error { return nil })
-	return count, err
+	return err
 }

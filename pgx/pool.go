@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/devmappa/watermill-inbox/internal/dialect"
@@ -26,8 +27,10 @@ var (
 	_ engine.Tx   = (*transaction)(nil)
 )
 
-// Driver implements [engine.Pool]. The guard asks the server's state before the commit.
-func (p pool) Driver() engine.Driver { return engine.Driver{NoticesEnd: true} }
+// Driver implements [engine.Pool].
+func (p pool) Driver() engine.Driver {
+	return engine.Driver{ProvesWithCommit: true, FreeParameters: true}
+}
 
 // Begin implements [engine.Pool].
 func (p pool) Begin(ctx context.Context, opening engine.Opening) (engine.Tx, int64, error) {
@@ -84,7 +87,11 @@ func (p pool) Query(ctx context.Context, query dialect.Query, destinations []any
 // read takes one round trip and leaves nothing on the server or in the caches, whatever mode the pool has.
 // Results are binary: as text, bytes depend on the server's bytea_output.
 func read(ctx context.Context, conn *pgx.Conn, query dialect.Query, destinations []any, each func() error) error {
-	result := conn.PgConn().ExecParams(ctx, query.Text, nil, nil, nil, []int16{pgx.BinaryFormatCode})
+	values, types, formats := make([][]byte, len(query.Args)), make([]uint32, len(query.Args)), make([]int16, len(query.Args))
+	for i, arg := range query.Args {
+		values[i], types[i], formats[i] = arg.([]byte), pgtype.ByteaOID, pgx.BinaryFormatCode
+	}
+	result := conn.PgConn().ExecParams(ctx, query.Text, values, types, formats, []int16{pgx.BinaryFormatCode})
 	_, err := pgx.ForEachRow(pgx.RowsFromResultReader(conn.TypeMap(), result), destinations, each)
 	return err
 }
@@ -94,9 +101,10 @@ const endTimeout = 5 * time.Second
 
 // transaction is an [engine.Tx].
 type transaction struct {
-	ctx     context.Context // the transaction does not outlive it
-	unwatch func() bool     // false: ctx has ended, and the connection is kill's
-	done    bool            // committed, rolled back or killed
+	ctx       context.Context // the transaction does not outlive it
+	unwatch   func() bool     // false: ctx has ended, and the connection is kill's
+	done      bool            // committed, rolled back or killed
+	committed bool
 
 	pooled    *pgxpool.Conn
 	guard     guard
@@ -160,14 +168,27 @@ func (t *transaction) Query(ctx context.Context, query dialect.Query, destinatio
 	return lost(t.guard.conn, read(ctx, t.guard.conn, query, destinations, each))
 }
 
-// Commit implements [engine.Tx].
-func (t *transaction) Commit(ctx context.Context) error {
-	return t.end(func() error { return t.tx.Commit(ctx) })
+// Commit implements [engine.Tx]. The proof and COMMIT are one message: when the proof fails the server goes no further.
+// Pgx's own transaction is left as it is; nobody can use it any more, because the guard has closed.
+func (t *transaction) Commit(ctx context.Context, proof dialect.Query) error {
+	return t.end(func() error {
+		if proof.Text == "" {
+			return t.tx.Commit(ctx)
+		}
+		_, err := t.guard.conn.Exec(ctx, proof.Text+";\ncommit")
+		if err != nil {
+			_ = t.tx.Rollback(ctx) // the error says more
+		}
+		t.committed = err == nil
+		return err
+	})
 }
 
-// Rollback implements [engine.Tx]. There is nothing to do when the transaction has been killed. That the connection
-// is lost may be the reason for a handler's error.
+// Rollback implements [engine.Tx]. That the connection is lost may be the reason for a handler's error.
 func (t *transaction) Rollback() error {
+	if t.committed {
+		return nil
+	}
 	err := t.end(func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), endTimeout)
 		defer cancel()
@@ -176,17 +197,17 @@ func (t *transaction) Rollback() error {
 		}
 		return nil
 	})
-	if errors.Is(err, errLost) {
+	if errors.Is(err, errLost) || t.IsEnded(err) {
 		return err
 	}
-	return nil
+	return nil // the connection is closed, and the server rolls back
 }
 
 // end runs the last step with the connection for itself, and gives the connection back to the pool, which
 // keeps it if it is idle and outside of a transaction.
 func (t *transaction) end(step func() error) error {
 	if t.done {
-		return pgx.ErrTxClosed
+		return nil
 	}
 	t.done = true
 	if !t.unwatch() {
@@ -206,6 +227,9 @@ func (t *transaction) end(step func() error) error {
 	}
 	return step()
 }
+
+// IsEnded implements [engine.Tx].
+func (t *transaction) IsEnded(err error) bool { return errors.Is(err, pgx.ErrTxClosed) }
 
 // IsBroken implements [engine.Tx]. Nobody but the handler closes the transaction before its end.
 func (t *transaction) IsBroken(err error) bool {

@@ -9,30 +9,33 @@ import (
 	inbox "github.com/devmappa/watermill-inbox"
 )
 
-// Dialect is one database. Its methods may be called by many goroutines at once. Keys are valid, times are
-// selected as microseconds since 1970, and bytes that are known to be sent as NULL.
+// Dialect is one database. Its methods may be called by many goroutines at once. Keys are valid, and times are
+// selected as microseconds since 1970.
 type Dialect interface {
 	// Claim inserts the key and affects one row, or, by a conflict clause that names the key's columns, none when
 	// there is a record already.
 	Claim(table Table, key inbox.Key) Query
 
-	// Savepoint and ReleaseSavepoint run before the claim and before the commit, for drivers that commit without
-	// saying that the transaction had ended before. The second fails unless that transaction is still open.
-	Savepoint() Query
-	ReleaseSavepoint() Query
+	// Proof are two statements that prove a transaction to be the one in which a message was claimed: the first runs
+	// before the claim, and the second fails unless that transaction is still open.
+	Proof() (begin, end Query)
 
-	// Record selects processed_at and produced of the key's record, unless this transaction has made it.
+	// Record selects processed_at, topic and produced of the key's record.
 	Record(table Table, key inbox.Key) Query
 
-	// Store sets produced in the key's record and returns its processed_at.
-	Store(table Table, key inbox.Key, produced []byte) Query
+	// DecodeProduced returns the bytes that a query has selected as produced; nil when there were none.
+	DecodeProduced(stored []byte) ([]byte, error)
 
-	// MarkSent notes that the messages stored with these records, at least one, are sent. Statements lock in the
-	// order of the keys.
+	// Store stores the messages under the key of a record and returns its processed_at; no row if there is no record.
+	// Through a driver with free parameters one travels with the statement in one round trip.
+	Store(table Table, key inbox.Key, params inbox.StoreParams, freeParameters bool) Query
+
+	// MarkSent deletes the messages stored with these records, at least one, but for those that are locked, and
+	// selects consumer, message_id and claimed_at of the locked ones. Statements lock in the order of the keys.
 	MarkSent(table Table, records []inbox.Record) Query
 
-	// Consumers selects consumer and the database's time: a row for each consumer that has records, in order, and
-	// one with an empty name. It does not read the whole table.
+	// Consumers selects consumer and the database's time: a row for each consumer that has records or
+	// unsent messages, in order, and one with an empty name. It does not read the whole table.
 	Consumers(table Table) Query
 
 	// CleanerLock selects 1 when this transaction holds the lock of the table's cleaners until its end, and 0 at
@@ -45,13 +48,16 @@ type Dialect interface {
 	// Count selects the number of the records of a selection.
 	Count(table Table, selection inbox.Selection) Query
 
-	// Find selects consumer, message_id, processed_at and produced, as inbox.Records says. After is the zero key or
-	// a valid one.
-	Find(table Table, selection inbox.Selection, after inbox.Key, limit int) Query
+	// Find selects consumer, message_id, processed_at, topic and produced, as inbox.Records says.
+	Find(table Table, selection inbox.Selection, after inbox.Record, limit int) Query
+
+	// LeaseUnsent leases as inbox.Records says, and selects what Find does, in any order.
+	LeaseUnsent(table Table, selection inbox.Selection, after inbox.Record, limit int, lease time.Duration) Query
 
 	// DeleteRecords deletes the records, at least one, whose keys and processed_at are those of the found ones.
-	// Statements lock in the order of the keys.
+	// DeleteUnsent deletes the messages stored with such records. Statements lock in the order of the keys.
 	DeleteRecords(table Table, found []inbox.Record) Query
+	DeleteUnsent(table Table, found []inbox.Record) Query
 
 	// Statistics selects consumer, the number of records, how many of them are unsent, processed_at of the first
 	// and the last one, how many were claimed in the last 24 hours, and 0: a row for each consumer, in order. One
@@ -78,6 +84,10 @@ type Dialect interface {
 	// IsTransactionOver reports whether a statement of ours failed because the transaction has failed or ended
 	// before, by the error's code. False in doubt.
 	IsTransactionOver(err error) bool
+
+	// IsTransactionFailed reports whether it failed because of an earlier statement's error, after which it is not known
+	// which transaction this is.
+	IsTransactionFailed(err error) bool
 }
 
 // BeginClaimer is a [Dialect] for which a driver can send the claim in one message with BEGIN.

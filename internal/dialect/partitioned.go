@@ -70,17 +70,6 @@ const StateCheckViolation = "23514"
 // UTC is a time for an error's text.
 func UTC(at time.Time) string { return at.UTC().Format("2006-01-02T15:04:05.000Z") }
 
-// MarkSent implements [Dialect]: the ids once more, so that only their partitions are touched.
-func (p Partitioned) MarkSent(table Table, records []inbox.Record) Query {
-	ids := make([]string, len(records))
-	for i, record := range records {
-		ids[i] = Literal(record.Key.MessageID)
-	}
-	query := p.PostgreSQL.MarkSent(table, records)
-	query.Text += ` AND "message_id" IN (` + strings.Join(ids, ", ") + `)`
-	return query
-}
-
 // Schema implements [Dialect]. It makes no partition; package partitions does.
 func (Partitioned) Schema(table Table) []Query {
 	return postgreSQLSchema("postgresql_partitioned", table)

@@ -58,15 +58,8 @@ func (Partitioned) Detach(parent, part Table, how string) Query {
 	return Query{Text: `ALTER TABLE ` + parent.Quoted() + ` DETACH PARTITION ` + part.Quoted() + ` ` + how}
 }
 
-// CountUnsent selects the number of a partition's records with messages that are not known to be sent.
-func (Partitioned) CountUnsent(part Table) Query {
-	return Query{Text: `SELECT count(*) FROM ` + part.Quoted() + ` WHERE "produced" IS NOT NULL AND "dispatched_at" IS NULL`}
-}
-
-// Drop locks a detached partition for itself, and drops it.
-func (Partitioned) Drop(part Table) (lock, drop Query) {
-	return Query{Text: `LOCK TABLE ` + part.Quoted() + ` IN ACCESS EXCLUSIVE MODE`}, Query{Text: `DROP TABLE ` + part.Quoted()}
-}
+// Drop drops a detached partition.
+func (Partitioned) Drop(part Table) Query { return Query{Text: `DROP TABLE ` + part.Quoted()} }
 
 // GiveOwner selects the statement that gives a table the owner of another, if that is somebody else.
 func (Partitioned) GiveOwner(from, to Table) Query {

@@ -1,7 +1,7 @@
 package dialect
 
 import (
-	"encoding/hex"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"slices"
@@ -35,55 +35,81 @@ func (PostgreSQL) BeginClaim(table Table, key inbox.Key) Query {
 		` WHERE 1 / (transaction_timestamp() = statement_timestamp())::int = 1 ON CONFLICT ("consumer", "message_id") DO NOTHING`}
 }
 
-// Savepoint implements [Dialect].
-func (PostgreSQL) Savepoint() Query { return Query{Text: `SAVEPOINT "watermill_inbox_claimed"`} }
-
-// ReleaseSavepoint implements [Dialect].
-func (PostgreSQL) ReleaseSavepoint() Query {
-	return Query{Text: `RELEASE SAVEPOINT "watermill_inbox_claimed"`}
+// Proof implements [Dialect], by a cursor, which ends with its transaction and which nobody else knows. A savepoint
+// would make everything that the handler writes a subtransaction, with a transaction id of its own.
+func (PostgreSQL) Proof() (begin, end Query) {
+	return Query{Text: `DECLARE "watermill_inbox" CURSOR FOR VALUES (1)`}, Query{Text: `CLOSE "watermill_inbox"`}
 }
 
 // Record implements [Dialect].
 func (PostgreSQL) Record(table Table, key inbox.Key) Query {
-	return Query{Text: `SELECT ` + postgreSQLProcessedAt + `, ` +
-		`CASE WHEN "dispatched_at" IS NULL THEN "produced" END FROM ` + table.Quoted() + whereKey(key) + notOurOwn}
+	return Query{Text: `SELECT ` + microseconds(`record."processed_at"`) + `, ` + unsentColumns + ` FROM ` + recordsWithUnsent(table) +
+		` WHERE record."consumer" = ` + Literal(key.Consumer) + ` AND record."message_id" = ` + Literal(key.MessageID)}
 }
 
-// notOurOwn leaves out what this transaction has written. A trigger that routes rows elsewhere makes the
-// claim report no row although there is one now: that is not a duplicate.
-const notOurOwn = ` AND xmin::text IS DISTINCT FROM (txid_current_if_assigned() % 4294967296)::text`
+// unsentColumns are what is known of stored messages. Base64 is the same text whatever bytea_output is.
+const unsentColumns = `coalesce(unsent."topic", ''), coalesce(encode(unsent."produced", 'base64'), '')`
 
-// Store implements [Dialect].
-func (PostgreSQL) Store(table Table, key inbox.Key, produced []byte) Query {
-	return Query{Text: `UPDATE ` + table.Quoted() +
-		` SET "produced" = decode('` + hex.EncodeToString(produced) + `', 'hex')` + whereKey(key) + ` RETURNING ` + postgreSQLProcessedAt}
+func recordsWithUnsent(table Table) string {
+	return table.Quoted() + ` AS record LEFT JOIN ` + table.Unsent().Quoted() + ` AS unsent ON unsent."consumer" = record."consumer" ` +
+		`AND unsent."message_id" = record."message_id" AND unsent."claimed_at" = record."processed_at"`
+}
+
+// DecodeProduced implements [Dialect].
+func (PostgreSQL) DecodeProduced(stored []byte) ([]byte, error) {
+	if len(stored) == 0 {
+		return nil, nil
+	}
+	produced := make([]byte, base64.StdEncoding.DecodedLen(len(stored)))
+	n, err := base64.StdEncoding.Decode(produced, stored) // which skips line ends
+	return produced[:n], err
+}
+
+// Store implements [Dialect]. Through a driver whose parameters cost a round trip the bytes are text.
+func (PostgreSQL) Store(table Table, key inbox.Key, params inbox.StoreParams, freeParameters bool) Query {
+	query := Query{Args: []any{params.Produced}}
+	var text strings.Builder
+	before := `INSERT INTO ` + table.Unsent().Quoted() + ` ("consumer", "message_id", "claimed_at", "topic", "produced") ` +
+		`SELECT "consumer", "message_id", "processed_at", ` + Literal(params.Topic) + `, `
+	after := ` FROM ` + table.Quoted() + whereKey(key) + ` RETURNING ` + microseconds(`"claimed_at"`)
+	if freeParameters {
+		query.Text = before + `$1` + after
+		return query
+	}
+	query.Args = nil
+	text.Grow(len(before) + base64.StdEncoding.EncodedLen(len(params.Produced)) + len(after) + len(`decode('', 'base64')`))
+	text.WriteString(before + `decode('`)
+	encoder := base64.NewEncoder(base64.StdEncoding, &text)
+	_, _ = encoder.Write(params.Produced) // a strings.Builder takes all
+	_ = encoder.Close()
+	text.WriteString(`', 'base64')` + after)
+	query.Text = text.String()
+	return query
 }
 
 // MarkSent implements [Dialect].
 func (PostgreSQL) MarkSent(table Table, records []inbox.Record) Query {
-	// The sub-select locks in the order of the key; an UPDATE alone locks in the order of its plan.
-	return Query{Text: fmt.Sprintf(`UPDATE %s SET "dispatched_at" = now(), "produced" = NULL WHERE ("consumer", "message_id") IN (%s)`,
-		table.Quoted(), lockRecords(table, records, ` AND record."produced" IS NOT NULL`))}
+	const key = `"consumer", "message_id", "claimed_at"`
+	unsent := table.Unsent().Quoted()
+	return Query{Text: `WITH wanted (` + key + `) AS (VALUES ` + recordLiterals(records) + `), ` +
+		`mine AS MATERIALIZED (SELECT unsent.ctid AS place FROM ` + unsent + ` AS unsent JOIN wanted USING (` + key + `) ` +
+		`ORDER BY ` + key + ` FOR UPDATE OF unsent SKIP LOCKED), ` +
+		`deleted AS (DELETE FROM ` + unsent + ` AS unsent WHERE unsent.ctid = ANY (ARRAY(SELECT place FROM mine)) RETURNING ` + key + `) ` +
+		`SELECT "consumer", "message_id", ` + microseconds(`"claimed_at"`) + ` FROM wanted JOIN ` + unsent + ` USING (` + key + `) ` +
+		`LEFT JOIN deleted USING (` + key + `) WHERE deleted."consumer" IS NULL`}
 }
 
-// lockRecords is a sub-select of the keys of records that are still as they were found. Nothing is added to
-// processed_at on the other side of the comparison, so that the records are looked up by their keys, not by their ages, of
-// which many may be equal.
-func lockRecords(table Table, records []inbox.Record, condition string) string {
+func recordLiterals(records []inbox.Record) string {
 	literals := make([]string, len(records))
-	for i, f := range records {
-		literals[i] = `(` + Literal(f.Key.Consumer) + `, ` + Literal(f.Key.MessageID) + `, ` + postgreSQLTime(f.ProcessedAt) + `)`
+	for i, record := range records {
+		literals[i] = `(` + Literal(record.Key.Consumer) + `, ` + Literal(record.Key.MessageID) + `, ` + postgreSQLTime(record.ProcessedAt) + `)`
 	}
-	return `SELECT record."consumer", record."message_id" FROM ` + table.Quoted() + ` AS record ` +
-		`JOIN (VALUES ` + strings.Join(literals, ", ") + `) AS found ("consumer", "message_id", "processed_at") ` +
-		`ON record."consumer" = found."consumer" AND record."message_id" = found."message_id" ` +
-		`AND record."processed_at" + interval '0' = found."processed_at"` + condition +
-		` ORDER BY record."consumer", record."message_id" FOR UPDATE OF record`
+	return strings.Join(literals, ", ")
 }
 
 // Check implements [Dialect].
 func (PostgreSQL) Check(table Table) Query {
-	return Query{Text: strings.ReplaceAll(postgreSQLCheck, "$table", Literal(table.String()))}
+	return Query{Text: strings.NewReplacer("$table", Literal(table.String()), "$unsent", Literal(table.Unsent().String())).Replace(postgreSQLCheck)}
 }
 
 // Locate implements [Dialect]. The schemas of the search path that the role may not use are not searched: a table
@@ -109,6 +135,7 @@ func (PostgreSQL) Schema(table Table) []Query { return postgreSQLSchema("postgre
 func postgreSQLSchema(files string, table Table) []Query {
 	// An index lives in its table's schema and is named without it.
 	return schemaQueries(files, strings.NewReplacer(
+		`"`+defaultTable+unsentSuffix+`"`, table.Unsent().Quoted(),
 		defaultIndex, Identifier(table.Name()+indexSuffix),
 		`"`+defaultTable+`"`, table.Quoted(),
 	))
@@ -122,10 +149,13 @@ func (PostgreSQL) IsBrokenByHandler(err error) bool {
 	return state != "" && !HasAnyPrefix(state, "08", "40", "53", "54", "55", "57", "58", "F0", "XX", "25P03", "25P04")
 }
 
-// IsTransactionOver implements [Dialect]: in a failed transaction, in none, no such savepoint.
+// IsTransactionOver implements [Dialect]: in a failed transaction, in none, no such cursor.
 func (PostgreSQL) IsTransactionOver(err error) bool {
-	return HasAnyPrefix(SQLState(err), "25P01", "25P02", "3B")
+	return HasAnyPrefix(SQLState(err), "25P01", "25P02", "34")
 }
+
+// IsTransactionFailed implements [Dialect].
+func (PostgreSQL) IsTransactionFailed(err error) bool { return SQLState(err) == "25P02" }
 
 // SQLState is the error's SQLSTATE, which lib/pq and pgx tell in the same way; empty when it has none.
 func SQLState(err error) string {
@@ -146,7 +176,8 @@ func RegClass(table Table) string {
 	return `pg_catalog.to_regclass(` + Literal(table.String()) + `)`
 }
 
-const postgreSQLProcessedAt = `(extract(epoch FROM "processed_at") * 1000000)::bigint`
+// microseconds is a time as microseconds since 1970.
+func microseconds(time string) string { return `(extract(epoch FROM ` + time + `) * 1000000)::bigint` }
 
 func whereKey(key inbox.Key) string {
 	return ` WHERE "consumer" = ` + Literal(key.Consumer) + ` AND "message_id" = ` + Literal(key.MessageID)
@@ -182,7 +213,7 @@ FROM inbox WHERE relpersistence <> 'p' OR EXISTS (
 )
 UNION ALL
 SELECT 'column ' || name || ' is missing: apply schema file 001_inbox.sql'
-FROM inbox, (VALUES ('consumer'), ('message_id'), ('processed_at'), ('produced'), ('dispatched_at')) AS need (name)
+FROM inbox, (VALUES ('consumer'), ('message_id'), ('processed_at')) AS need (name)
 WHERE NOT EXISTS (SELECT FROM attribute WHERE attname = name)
 UNION ALL
 SELECT 'column ' || attname || ' has type ' || pg_catalog.format_type(atttypid, atttypmod) ||
@@ -191,16 +222,14 @@ FROM key
 WHERE atttypid NOT IN ('pg_catalog.text'::regtype, 'pg_catalog.varchar'::regtype)
 	OR atttypid = 'pg_catalog.varchar'::regtype AND atttypmod BETWEEN 0 AND 255 + 3
 UNION ALL
-SELECT 'column ' || attname || ' has type ' || pg_catalog.format_type(atttypid, atttypmod) || ', it must be ' || type
-FROM attribute JOIN (VALUES ('processed_at', 'timestamp with time zone'), ('produced', 'bytea'), ('dispatched_at', 'timestamp with time zone'))
-	AS need (name, type) ON name = attname
-WHERE pg_catalog.format_type(atttypid, NULL) <> type
+SELECT 'column processed_at has type ' || pg_catalog.format_type(atttypid, atttypmod) || ', it must be timestamp with time zone'
+FROM attribute WHERE attname = 'processed_at' AND pg_catalog.format_type(atttypid, NULL) <> 'timestamp with time zone'
 UNION ALL
 SELECT 'column processed_at must be NOT NULL and have a default'
 FROM attribute WHERE attname = 'processed_at' AND NOT (attnotnull AND atthasdef)
 UNION ALL
 SELECT 'column ' || attname || ' is generated'
-FROM attribute WHERE attname IN ('consumer', 'message_id', 'processed_at', 'produced', 'dispatched_at') AND attgenerated <> ''
+FROM attribute WHERE attname IN ('consumer', 'message_id', 'processed_at') AND attgenerated <> ''
 UNION ALL
 SELECT 'column ' || attname || ' has a nondeterministic collation, so different names would meet; use COLLATE "C"'
 FROM key JOIN pg_catalog.pg_collation c ON c.oid = attcollation WHERE NOT c.collisdeterministic
@@ -221,5 +250,44 @@ FROM inbox JOIN pg_catalog.pg_index i ON i.indrelid = inbox.oid
 WHERE i.indisunique AND (SELECT count(DISTINCT key.attname) FROM key WHERE key.attnum = ANY (i.indkey)) < 2
 UNION ALL
 SELECT 'the role ' || current_user || ' lacks the privilege ' || privilege
-FROM inbox, (VALUES ('INSERT'), ('SELECT'), ('UPDATE')) AS need (privilege)
-WHERE NOT pg_catalog.has_any_column_privilege(inbox.oid, privilege)`
+FROM inbox, (VALUES ('INSERT'), ('SELECT')) AS need (privilege)
+WHERE NOT pg_catalog.has_any_column_privilege(inbox.oid, privilege)
+UNION ALL
+SELECT 'the table has the trigger ' || tgname || ', which could let a claim take no effect'
+FROM inbox JOIN LATERAL (SELECT relid::oid FROM pg_catalog.pg_partition_tree(inbox.oid) UNION SELECT inbox.oid) AS part ON true
+	JOIN pg_catalog.pg_trigger t ON t.tgrelid = part.relid
+WHERE NOT tgisinternal AND tgenabled <> 'D' AND tgtype & 4 <> 0
+UNION ALL
+SELECT 'the table has the rule ' || rulename || ', which could let a claim take no effect'
+FROM inbox JOIN pg_catalog.pg_rewrite ON ev_class = inbox.oid
+WHERE ev_type = '3' AND ev_enabled <> 'D'
+UNION ALL
+SELECT 'table ' || inhrelid::pg_catalog.regclass || ' inherits from it: its records are no part of the unique key'
+FROM inbox JOIN pg_catalog.pg_inherits ON inhparent = inbox.oid WHERE relkind = 'r'
+UNION ALL
+SELECT 'the table of unsent messages does not exist: apply schema file 001_inbox.sql'
+FROM inbox WHERE pg_catalog.to_regclass($unsent) IS NULL
+UNION ALL
+SELECT 'the table of unsent messages is unlogged or temporary: a crash of the server would forget them'
+FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass($unsent) AND relpersistence <> 'p'
+UNION ALL
+SELECT 'column ' || need.name || ' of the table of unsent messages is missing or has another type than ' || need.type || ': apply schema file 001_inbox.sql'
+FROM (VALUES ('consumer', 'text'), ('message_id', 'text'), ('claimed_at', 'timestamp with time zone'), ('stored_at', 'timestamp with time zone'),
+	('leased_until', 'timestamp with time zone'), ('topic', 'text'), ('produced', 'bytea')) AS need (name, type)
+WHERE pg_catalog.to_regclass($unsent) IS NOT NULL AND NOT EXISTS (
+	SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = pg_catalog.to_regclass($unsent) AND a.attnum > 0 AND NOT a.attisdropped
+		AND a.attname = need.name AND (pg_catalog.format_type(a.atttypid, NULL) = need.type OR need.type = 'text' AND a.atttypid = 'pg_catalog.varchar'::regtype)
+)
+UNION ALL
+SELECT 'the table of unsent messages has no primary key on (consumer, message_id, claimed_at)'
+FROM inbox WHERE pg_catalog.to_regclass($unsent) IS NOT NULL AND NOT EXISTS (
+	SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = pg_catalog.to_regclass($unsent)
+		AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indnkeyatts = 3
+		AND (SELECT count(DISTINCT a.attname) FROM pg_catalog.pg_attribute a
+			WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:2]) AND a.attname IN ('consumer', 'message_id', 'claimed_at')) = 3
+)
+UNION ALL
+SELECT 'the role ' || current_user || ' lacks the privilege ' || privilege || ' on the table of unsent messages'
+FROM (VALUES ('INSERT'), ('SELECT'), ('UPDATE'), ('DELETE')) AS need (privilege)
+WHERE pg_catalog.to_regclass($unsent) IS NOT NULL
+	AND NOT pg_catalog.has_table_privilege(pg_catalog.to_regclass($unsent), privilege)`

@@ -18,35 +18,37 @@ func (SQLite) Claim(table Table, key inbox.Key) Query {
 		`ON CONFLICT ("consumer", "message_id") DO NOTHING`, keyArgs(key)}
 }
 
+// Proof implements [Dialect], by a savepoint. SQLite rolls a transaction back by itself on some errors (disk full, ON
+// CONFLICT ROLLBACK); what the handler writes after that is committed statement by statement. The savepoint is gone
+// then.
+func (SQLite) Proof() (begin, end Query) {
+	return Query{Text: `SAVEPOINT "watermill_inbox"`}, Query{Text: `RELEASE "watermill_inbox"`}
+}
+
 // Record implements [Dialect].
 func (SQLite) Record(table Table, key inbox.Key) Query {
-	return Query{`SELECT "processed_at" * 1000, CASE WHEN "dispatched_at" IS NULL THEN "produced" END FROM ` +
-		table.Quoted() + sqliteWhereKey, keyArgs(key)}
+	return Query{`SELECT record."processed_at" * 1000, coalesce(unsent."topic", ''), unsent."produced" FROM ` + sqliteRecords(table) +
+		` WHERE record."consumer" COLLATE BINARY = ? AND record."message_id" COLLATE BINARY = ?`, keyArgs(key)}
 }
+
+func sqliteRecords(table Table) string {
+	return table.Quoted() + ` AS record LEFT JOIN ` + table.Unsent().Quoted() + ` AS unsent ON unsent."consumer" = record."consumer" ` +
+		`AND unsent."message_id" = record."message_id" AND unsent."claimed_at" = record."processed_at"`
+}
+
+// DecodeProduced implements [Dialect].
+func (SQLite) DecodeProduced(stored []byte) ([]byte, error) { return stored, nil }
 
 // Store implements [Dialect].
-func (SQLite) Store(table Table, key inbox.Key, produced []byte) Query {
-	return Query{`UPDATE ` + table.Quoted() + ` SET "produced" = ?` + sqliteWhereKey + ` RETURNING "processed_at" * 1000`,
-		append([]any{produced}, keyArgs(key)...)}
+func (SQLite) Store(table Table, key inbox.Key, params inbox.StoreParams, _ bool) Query {
+	return Query{`INSERT INTO ` + table.Unsent().Quoted() + ` ("consumer", "message_id", "claimed_at", "topic", "produced") ` +
+		`SELECT "consumer", "message_id", "processed_at", ?, ? FROM ` + table.Quoted() + sqliteWhereKey + ` RETURNING "claimed_at" * 1000`,
+		append([]any{params.Topic, params.Produced}, keyArgs(key)...)}
 }
 
-// Savepoint implements [Dialect].
-func (SQLite) Savepoint() Query {
-	return Query{Text: `SAVEPOINT "watermill_inbox_claimed"`}
-}
-
-// ReleaseSavepoint implements [Dialect]. SQLite rolls a transaction back by itself on some errors
-// (disk full, ON CONFLICT ROLLBACK); what the handler writes after that is committed statement by
-// statement. The savepoint is gone then.
-func (SQLite) ReleaseSavepoint() Query {
-	return Query{Text: `RELEASE "watermill_inbox_claimed"`}
-}
-
-// MarkSent implements [Dialect].
-func (SQLite) MarkSent(table Table, records []inbox.Record) Query {
-	chosen, args := sqliteFound(records)
-	return Query{chosen + ` UPDATE ` + table.Quoted() + ` SET "dispatched_at" = ` + sqliteNow + `, "produced" = NULL ` +
-		`WHERE "produced" IS NOT NULL AND ` + sqliteChosen, args}
+// MarkSent implements [Dialect]. No row is locked alone, so none is selected.
+func (s SQLite) MarkSent(table Table, records []inbox.Record) Query {
+	return s.DeleteUnsent(table, records)
 }
 
 // sqliteFound names the records as they were found, for sqliteChosen.
@@ -55,7 +57,7 @@ func sqliteFound(records []inbox.Record) (with string, args []any) {
 		args = append(args, f.Key.Consumer, f.Key.MessageID, f.ProcessedAt.UnixMilli())
 	}
 	values := strings.TrimSuffix(strings.Repeat("(?, ?, ?), ", len(records)), ", ")
-	return `WITH chosen ("consumer", "message_id", "processed_at") AS (VALUES ` + values + `)`, args
+	return `WITH chosen ("consumer", "message_id", "at") AS (VALUES ` + values + `)`, args
 }
 
 // Check implements [Dialect].
@@ -65,7 +67,7 @@ func (SQLite) Check(table Table) Query {
 		schema = "main"
 	}
 	// Both names are identifiers, see ParseTable.
-	return Query{Text: strings.NewReplacer("$table", table.Name(), "$schema", schema).Replace(sqliteCheck)}
+	return Query{Text: strings.NewReplacer("$table", table.Name(), "$unsent", table.Unsent().Name(), "$schema", schema).Replace(sqliteCheck)}
 }
 
 // Schema implements [Dialect].
@@ -73,6 +75,7 @@ func (SQLite) Schema(table Table) []Query {
 	// CREATE INDEX names the schema at the index, not at the table.
 	index := Table{schema: table.Schema(), name: table.Name() + indexSuffix}
 	return schemaQueries("sqlite", strings.NewReplacer(
+		`"`+defaultTable+unsentSuffix+`"`, table.Unsent().Quoted(),
 		defaultIndex+` ON "`+defaultTable+`"`, index.Quoted()+` ON "`+table.Name()+`"`,
 		`"`+defaultTable+`"`, table.Quoted(),
 	))
@@ -107,6 +110,9 @@ func (SQLite) IsTransactionOver(err error) bool {
 	return true
 }
 
+// IsTransactionFailed implements [Dialect]: after an error SQLite is in the transaction that it says.
+func (SQLite) IsTransactionFailed(error) bool { return false }
+
 // Locate implements [Dialect].
 func (SQLite) Locate(Table) Query { return Query{} }
 
@@ -121,7 +127,8 @@ const (
 	sqliteConsumer  = `"consumer" COLLATE BINARY`
 	sqliteMessageID = `"message_id" COLLATE BINARY`
 	sqliteKey       = sqliteConsumer + `, ` + sqliteMessageID
-	sqliteChosen    = `("consumer", "message_id") IN (SELECT "consumer", "message_id" FROM chosen) AND (` + sqliteKey + `, "processed_at") IN (SELECT * FROM chosen)` // the first by the index
+	sqliteChosen    = `("consumer", "message_id") IN (SELECT "consumer", "message_id" FROM chosen) AND (` + sqliteKey + `, ` // the first by the index; then processed_at or claimed_at and sqliteEnd
+	sqliteEnd       = `) IN (SELECT * FROM chosen)`
 	sqliteWhereKey  = ` WHERE ` + sqliteConsumer + ` = ? AND ` + sqliteMessageID + ` = ?`
 )
 
@@ -146,7 +153,7 @@ SELECT 'the table does not exist: apply schema file 001_inbox.sql'
 WHERE NOT EXISTS (SELECT 1 FROM attribute)
 UNION ALL
 SELECT 'column ' || need.column1 || ' is missing: apply schema file 001_inbox.sql'
-FROM (VALUES ('consumer'), ('message_id'), ('processed_at'), ('produced'), ('dispatched_at')) AS need
+FROM (VALUES ('consumer'), ('message_id'), ('processed_at')) AS need
 WHERE EXISTS (SELECT 1 FROM attribute) AND need.column1 NOT IN (SELECT name FROM attribute)
 UNION ALL
 SELECT 'column ' || name || ' has type ' || type || ', which changes what it stores; it must be TEXT'
@@ -167,4 +174,16 @@ WHERE EXISTS (SELECT 1 FROM attribute) AND NOT EXISTS (
 		AND (SELECT count(*) FROM pragma_index_xinfo(i.name, '$schema') WHERE "key" = 1) = 2
 		AND (SELECT count(*) FROM pragma_index_xinfo(i.name, '$schema')
 			WHERE "key" = 1 AND name IN ('consumer', 'message_id') AND coll = 'BINARY') = 2
-)`
+)
+UNION ALL
+SELECT 'the table has the trigger ' || name || ', which could let a claim take no effect'
+FROM "$schema".sqlite_master WHERE type = 'trigger' AND lower(tbl_name) = lower('$table')
+UNION ALL
+SELECT 'column ' || need.column1 || ' of the table of unsent messages is missing: apply schema file 001_inbox.sql'
+FROM (VALUES ('consumer'), ('message_id'), ('claimed_at'), ('stored_at'), ('leased_until'), ('topic'), ('produced')) AS need
+WHERE EXISTS (SELECT 1 FROM attribute) AND need.column1 NOT IN (SELECT name FROM pragma_table_info('$unsent', '$schema'))
+UNION ALL
+SELECT 'the table of unsent messages has no primary key on (consumer, message_id, claimed_at)'
+WHERE EXISTS (SELECT 1 FROM pragma_table_info('$unsent', '$schema'))
+	AND (SELECT group_concat(name) FROM (SELECT name FROM pragma_table_info('$unsent', '$schema') WHERE pk > 0 ORDER BY pk))
+		IS NOT 'consumer,message_id,claimed_at'`

@@ -8,13 +8,16 @@ import (
 	inbox "github.com/devmappa/watermill-inbox"
 )
 
-// Consumers implements [Dialect]: it jumps from one consumer to the next in the key's index.
+// Consumers implements [Dialect]: it jumps from one consumer to the next in the keys' indexes.
 func (SQLite) Consumers(table Table) Query {
-	name := table.Quoted()
-	return Query{Text: `WITH RECURSIVE found ("consumer") AS (SELECT min(` + sqliteConsumer + `) FROM ` + name + ` UNION ALL ` +
-		`SELECT (SELECT min(next.` + sqliteConsumer + `) FROM ` + name + ` AS next WHERE next.` + sqliteConsumer + ` > found."consumer") ` +
-		`FROM found WHERE found."consumer" IS NOT NULL) ` +
-		`SELECT "consumer", ` + sqliteNow + ` * 1000 FROM found WHERE "consumer" IS NOT NULL UNION ALL SELECT '', ` + sqliteNow + ` * 1000`}
+	jump := func(cte, name string) string {
+		return cte + ` ("consumer") AS (SELECT min(` + sqliteConsumer + `) FROM ` + name + ` UNION ALL ` +
+			`SELECT (SELECT min(next.` + sqliteConsumer + `) FROM ` + name + ` AS next WHERE next.` + sqliteConsumer + ` > ` + cte + `."consumer") ` +
+			`FROM ` + cte + ` WHERE ` + cte + `."consumer" IS NOT NULL)`
+	}
+	return Query{Text: `WITH RECURSIVE ` + jump("records", table.Quoted()) + `, ` + jump("stored", table.Unsent().Quoted()) +
+		` SELECT "consumer", ` + sqliteNow + ` * 1000 FROM (SELECT "consumer" FROM records UNION SELECT "consumer" FROM stored) WHERE "consumer" IS NOT NULL ` +
+		`UNION ALL SELECT '', ` + sqliteNow + ` * 1000 ORDER BY 1 COLLATE BINARY`}
 }
 
 // CleanerLock implements [Dialect]: there is one writer anyway.
@@ -24,9 +27,8 @@ func (SQLite) CleanerLock(Table) Query { return Query{} }
 // finds more keys than were chosen; the second time it must not choose the index, hence the plus.
 func (SQLite) DeleteProcessed(table Table, params DeleteProcessedParams) Query {
 	const (
-		sent         = ` AND ("produced" IS NULL OR "dispatched_at" IS NOT NULL)`
-		expired      = sqliteConsumer + ` = ? AND "processed_at" >= ? AND "processed_at" < ?` + sent
-		stillExpired = `+` + sqliteConsumer + ` = ? AND +"processed_at" < ?` + sent
+		expired      = sqliteConsumer + ` = ? AND "processed_at" >= ? AND "processed_at" < ?`
+		stillExpired = `+` + sqliteConsumer + ` = ? AND +"processed_at" < ?`
 	)
 	from, before := int64(math.MinInt64), ceilMillisecond(params.Before)
 	if !params.From.IsZero() {
@@ -40,54 +42,101 @@ func (SQLite) DeleteProcessed(table Table, params DeleteProcessedParams) Query {
 
 // Count implements [Dialect].
 func (SQLite) Count(table Table, selection inbox.Selection) Query {
-	condition, args := sqliteSelection(selection)
-	return Query{`SELECT count(*) FROM ` + table.Quoted() + ` WHERE ` + condition, args}
+	name, alias, at := sqliteTable(table, selection)
+	condition, args := sqliteSelection(selection, alias, at)
+	return Query{`SELECT count(*) FROM ` + name + ` AS ` + alias + ` WHERE ` + condition, args}
 }
 
 // Find implements [Dialect].
-func (SQLite) Find(table Table, selection inbox.Selection, after inbox.Key, limit int) Query {
-	condition, args := sqliteSelection(selection)
-	return Query{`SELECT "consumer", "message_id", "processed_at" * 1000, CASE WHEN "dispatched_at" IS NULL THEN "produced" END FROM ` +
-		table.Quoted() + ` WHERE ` + condition + ` AND (` + sqliteKey + `) > (?, ?) ORDER BY ` + sqliteKey + ` LIMIT ?`,
-		append(args, after.Consumer, after.MessageID, limit)}
+func (SQLite) Find(table Table, selection inbox.Selection, after inbox.Record, limit int) Query {
+	if selection.Unsent {
+		condition, args := sqliteUnsentPage(selection, after, limit)
+		return Query{`SELECT ` + sqliteUnsent + ` FROM ` + table.Unsent().Quoted() + ` AS unsent WHERE ` + condition, args}
+	}
+	_, alias, at := sqliteTable(table, selection)
+	condition, args := sqliteSelection(selection, alias, at)
+	const key = `record."consumer" COLLATE BINARY, record."message_id" COLLATE BINARY`
+	return Query{`SELECT record."consumer", record."message_id", record."processed_at" * 1000, coalesce(unsent."topic", ''), unsent."produced" FROM ` +
+		sqliteRecords(table) + ` WHERE ` + condition + ` AND (` + key + `) > (?, ?) ORDER BY ` + key + ` LIMIT ?`,
+		append(args, after.Key.Consumer, after.Key.MessageID, limit)}
+}
+
+const sqliteUnsent = `"consumer", "message_id", "claimed_at" * 1000, "topic", "produced"`
+
+// sqliteUnsentPage is the condition of a page of unsent messages, with its order and limit.
+func sqliteUnsentPage(selection inbox.Selection, after inbox.Record, limit int) (condition string, args []any) {
+	condition, args = sqliteSelection(selection, "unsent", "stored_at")
+	const key = `unsent."consumer" COLLATE BINARY, unsent."message_id" COLLATE BINARY, unsent."claimed_at"`
+	claimedAt := int64(math.MinInt64)
+	if !after.ProcessedAt.IsZero() {
+		claimedAt = after.ProcessedAt.UnixMilli()
+	}
+	return condition + ` AND (` + key + `) > (?, ?, ?) ORDER BY ` + key + ` LIMIT ?`,
+		append(args, after.Key.Consumer, after.Key.MessageID, claimedAt, limit)
+}
+
+// LeaseUnsent implements [Dialect].
+func (SQLite) LeaseUnsent(table Table, selection inbox.Selection, after inbox.Record, limit int, lease time.Duration) Query {
+	condition, args := sqliteUnsentPage(selection, after, limit)
+	return Query{`UPDATE ` + table.Unsent().Quoted() + ` SET "leased_until" = ` + sqliteNow + ` + ? WHERE rowid IN (SELECT rowid FROM ` +
+		table.Unsent().Quoted() + ` AS unsent WHERE (unsent."leased_until" IS NULL OR unsent."leased_until" <= ` + sqliteNow + `) AND ` + condition +
+		`) RETURNING ` + sqliteUnsent,
+		append([]any{lease.Milliseconds()}, args...)}
 }
 
 // DeleteRecords implements [Dialect].
 func (SQLite) DeleteRecords(table Table, found []inbox.Record) Query {
 	chosen, args := sqliteFound(found)
-	return Query{chosen + ` DELETE FROM ` + table.Quoted() + ` WHERE ` + sqliteChosen, args}
+	return Query{chosen + ` DELETE FROM ` + table.Quoted() + ` WHERE ` + sqliteChosen + `"processed_at"` + sqliteEnd, args}
+}
+
+// DeleteUnsent implements [Dialect].
+func (SQLite) DeleteUnsent(table Table, found []inbox.Record) Query {
+	chosen, args := sqliteFound(found)
+	return Query{chosen + ` DELETE FROM ` + table.Unsent().Quoted() + ` WHERE ` + sqliteChosen + `"claimed_at"` + sqliteEnd, args}
 }
 
 // Statistics implements [Dialect]. SQLite does not tell the size of a table, unless it is built for it.
 func (SQLite) Statistics(table Table) Query {
-	return Query{Text: `SELECT "consumer", count(*), sum("produced" IS NOT NULL AND "dispatched_at" IS NULL), ` +
-		`min("processed_at") * 1000, max("processed_at") * 1000, sum("processed_at" > ` + sqliteNow + ` - 86400000), 0 FROM ` +
-		table.Quoted() + ` GROUP BY ` + sqliteConsumer + ` UNION ALL SELECT '', 0, 0, 0, 0, 0, 0 ORDER BY 1 COLLATE BINARY`}
+	return Query{Text: `SELECT "consumer", sum("records"), sum("unsent"), coalesce(min("oldest"), 0), coalesce(max("newest"), 0), sum("last_day"), 0 FROM (` +
+		`SELECT "consumer", count(*) AS "records", 0 AS "unsent", min("processed_at") * 1000 AS "oldest", max("processed_at") * 1000 AS "newest", ` +
+		`sum("processed_at" > ` + sqliteNow + ` - 86400000) AS "last_day" FROM ` + table.Quoted() + ` GROUP BY ` + sqliteConsumer + ` UNION ALL ` +
+		`SELECT "consumer", 0, count(*), NULL, NULL, 0 FROM ` + table.Unsent().Quoted() + ` GROUP BY ` + sqliteConsumer +
+		`) GROUP BY ` + sqliteConsumer + ` UNION ALL SELECT '', 0, 0, 0, 0, 0, 0 ORDER BY 1 COLLATE BINARY`}
+}
+
+// sqliteTable is what a selection is about.
+func sqliteTable(table Table, s inbox.Selection) (name, alias, at string) {
+	if s.Unsent {
+		return table.Unsent().Quoted(), "unsent", "stored_at"
+	}
+	return table.Quoted(), "record", "processed_at"
 }
 
 // sqliteSelection is a condition; true when all is selected.
-func sqliteSelection(s inbox.Selection) (condition string, args []any) {
+func sqliteSelection(s inbox.Selection, alias, at string) (condition string, args []any) {
 	conditions := []string{`true`}
+	at = alias + `."` + at + `"`
 	add := func(condition string, arg any) {
 		conditions, args = append(conditions, condition), append(args, arg)
 	}
 	if s.Consumer != "" {
-		add(sqliteConsumer+` = ?`, s.Consumer)
+		add(alias+`.`+sqliteConsumer+` = ?`, s.Consumer)
 	}
 	if s.MessageID != "" {
-		add(sqliteMessageID+` = ?`, s.MessageID)
+		add(alias+`.`+sqliteMessageID+` = ?`, s.MessageID)
 	}
 	if !s.From.IsZero() {
-		add(`"processed_at" >= ?`, ceilMillisecond(s.From))
+		add(at+` >= ?`, ceilMillisecond(s.From))
 	}
 	if !s.To.IsZero() {
-		add(`"processed_at" < ?`, ceilMillisecond(s.To))
+		add(at+` < ?`, ceilMillisecond(s.To))
 	}
 	if s.OlderThan != 0 {
-		add(`"processed_at" < `+sqliteNow+` - ?`, s.OlderThan.Milliseconds())
+		add(at+` < `+sqliteNow+` - ?`, s.OlderThan.Milliseconds())
 	}
-	if s.Unsent {
-		conditions = append(conditions, `"produced" IS NOT NULL AND "dispatched_at" IS NULL`)
+	if s.NotOlderThan != 0 {
+		add(at+` >= `+sqliteNow+` - ?`, s.NotOlderThan.Milliseconds())
 	}
 	return strings.Join(conditions, " AND "), args
 }

@@ -9,6 +9,7 @@ import (
 const (
 	defaultTable = "watermill_inbox"
 	indexSuffix  = "_consumer_processed_at_idx"
+	unsentSuffix = "_unsent"
 )
 
 // identifier leaves out what would need quoting, so that the same name works unquoted in a migration.
@@ -51,6 +52,9 @@ func (t Table) Schema() string { return t.schema }
 
 // In is the table with the schema in which it was found.
 func (t Table) In(schema string) Table { return Table{schema: schema, name: t.name} }
+
+// Unsent is the table of the messages that are not known to be sent.
+func (t Table) Unsent() Table { return t.Named(t.name + unsentSuffix) }
 
 // Named is another table in the same schema.
 func (t Table) Named(name string) Table { return Table{schema: t.schema, name: name} }

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	inbox "github.com/devmappa/watermill-inbox"
 	"github.com/devmappa/watermill-inbox/internal/dialect"
@@ -86,35 +87,68 @@ func (e *Engine) Claim(ctx context.Context, params inbox.ClaimParams) (inbox.Tra
 			return nil, nil, err
 		}
 	}
-	for try := 1; ; try++ {
+	for lost, gone := 0, 0; ; {
 		t, record, err := e.claim(ctx, params.Key)
-		if err == nil {
-			return t, record, nil
-		}
-		// With its connection the transaction is gone, and nothing of it was committed: it is safe to begin
-		// again, also when the statement may have reached the server.
-		if !errors.Is(err, ErrConnectionLost) || ctx.Err() != nil || try == claimTries {
+		switch {
+		case err == nil && t != nil:
+			return t, nil, nil
+		case err == nil:
+			return nil, record, nil
+		case errors.Is(err, ErrConnectionLost) && ctx.Err() == nil && lost < maxLost:
+			// With its connection the transaction is gone, and nothing of it was committed: it is safe to begin
+			// again, also when the statement may have reached the server.
+			lost++
+		case errors.Is(err, inbox.ErrNoRecord) && gone < 1:
+			gone++ // a cleaner may have deleted the record between the claim and the look at it
+		default:
 			return nil, nil, e.explain(ctx, params.Key, err)
 		}
 	}
 }
 
-// claimTries bounds how many connections a claim may lose before it fails. After a restart of the server a pool may
+// maxLost bounds how many connections a claim may lose before it fails. After a restart of the server a pool may
 // hold several that it does not know to be dead.
-const claimTries = 3
+const maxLost = 2
 
+// claim returns the transaction when the claim is ours, or the record of the one who was before. That one is read
+// after the rollback, by which all is gone that this transaction has done itself, through a trigger for example: what
+// is seen then was committed by somebody else.
 func (e *Engine) claim(ctx context.Context, key inbox.Key) (*Transaction, *inbox.Record, error) {
-	t := &Transaction{engine: e, key: key}
+	t := &Transaction{engine: e, key: key, ctx: ctx}
 	inserted, err := t.beginAndClaim(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	record, err := t.decide(ctx, inserted)
-	if err != nil {
-		_ = t.Rollback() // the error says more
-		return nil, nil, err
+	if inserted == 1 {
+		return t, nil, nil
 	}
-	return t, record, nil
+	if err := t.tx.Rollback(); err != nil {
+		return nil, nil, fmt.Errorf("cannot roll back: %w", err)
+	}
+	record, err := e.record(ctx, e.pool, key)
+	switch {
+	case errors.Is(err, errNoRow):
+		return nil, nil, inbox.ErrNoRecord
+	case err != nil:
+		return nil, nil, fmt.Errorf("cannot read the record: %w", err)
+	}
+	return nil, record, nil
+}
+
+// record returns errNoRow if there is none.
+func (e *Engine) record(ctx context.Context, on Executor, key inbox.Key) (*inbox.Record, error) {
+	record := &inbox.Record{Key: key}
+	var (
+		processedAt int64
+		stored      []byte
+	)
+	if err := one(ctx, on, e.dialect.Record(e.Table(), key), &processedAt, &record.Topic, &stored); err != nil {
+		return nil, err
+	}
+	record.ProcessedAt = time.UnixMicro(processedAt)
+	var err error
+	record.Produced, err = e.dialect.DecodeProduced(stored)
+	return record, err
 }
 
 // explain lets the dialect say more about a claim's error. The claim's connection has been given back.
@@ -149,7 +183,7 @@ func (e *Engine) Short(ctx context.Context, do func(Tx) error) error {
 	if err := do(tx); err != nil {
 		return err
 	}
-	return tx.Commit(ctx)
+	return tx.Commit(ctx, dialect.Query{})
 }
 
 // one runs a query that selects one row. It returns errNoRow if there is none.

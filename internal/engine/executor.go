@@ -40,27 +40,38 @@ type Executor interface {
 type Tx interface {
 	Executor
 
-	// Commit returns nil only if the database has said that this transaction is committed.
-	Commit(ctx context.Context) error
+	// Commit returns nil only if the database has said that this transaction is committed. A driver that proves with
+	// the commit runs the proof first, in the same round trip; it fails unless this transaction is still open.
+	Commit(ctx context.Context, proof dialect.Query) error
 
-	// Rollback leaves the connection fit for use or closes it. The second time, and after Commit, it does nothing.
-	// It returns an error only when the connection is lost.
+	// Rollback leaves the connection fit for use or closes it. The second time, after Commit, and when the context of
+	// Begin has ended, it does nothing. It returns an error when the connection is lost, and one of which IsEnded
+	// is true when the transaction has ended before.
 	Rollback() error
 
 	// IsBroken reports whether an error of this transaction is the driver's word, rather than the server's, that
 	// the transaction has failed, has ended or is in use. With a live context only the handler can have done that.
 	IsBroken(err error) bool
+
+	// IsEnded reports whether it is the driver's word that the transaction has ended.
+	IsEnded(err error) bool
 }
 
 // Driver is what a driver does by itself.
 type Driver struct {
-	// NoticesEnd: Commit fails when the transaction was ended or failed before, also by a statement's text. Without
-	// it a savepoint proves that the transaction is still open.
+	// NoticesEnd: Commit fails when the transaction was ended or failed before, also by a statement's text, as far as
+	// the driver can tell from the state of its connection. No proof is asked for.
 	NoticesEnd bool
+
+	// ProvesWithCommit: the proof costs no round trip.
+	ProvesWithCommit bool
 
 	// Fuses: the first statement travels with BEGIN, on connections of which the driver does not know whether
 	// somebody has left them in a transaction.
 	Fuses bool
+
+	// FreeParameters: Query sends the query's arguments, bytes as $1, in its one round trip.
+	FreeParameters bool
 }
 
 // Opening is how a message's transaction begins.

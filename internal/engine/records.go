@@ -11,19 +11,28 @@ import (
 )
 
 // MarkSent implements [inbox.Repository].
-func (e *Engine) MarkSent(ctx context.Context, records []inbox.Record) error {
+func (e *Engine) MarkSent(ctx context.Context, records []inbox.Record) (locked []inbox.Record, err error) {
 	if len(records) == 0 {
+		return nil, nil
+	}
+	var (
+		record    inbox.Record
+		claimedAt int64
+	)
+	query := func(table dialect.Table) dialect.Query { return e.dialect.MarkSent(table, sorted(records)) }
+	err = e.look(ctx, query, []any{&record.Key.Consumer, &record.Key.MessageID, &claimedAt}, func() error {
+		record.ProcessedAt = time.UnixMicro(claimedAt)
+		locked = append(locked, record)
 		return nil
+	})
+	if err != nil {
+		return nil, e.failed("mark stored messages as sent", err)
 	}
-	query := e.dialect.MarkSent(e.Table(), sorted(records))
-	if _, err := e.pool.Exec(ctx, query.Text, query.Args...); err != nil {
-		return e.failed("mark stored messages as sent", err)
-	}
-	return nil
+	return locked, nil
 }
 
 func sorted(records []inbox.Record) []inbox.Record {
-	return slices.SortedFunc(slices.Values(records), func(a, b inbox.Record) int { return a.Key.Compare(b.Key) })
+	return slices.SortedFunc(slices.Values(records), inbox.Record.Compare)
 }
 
 // Consumers implements [inbox.Records].
@@ -98,38 +107,76 @@ func (e *Engine) Look(ctx context.Context, params inbox.ClaimParams) (*inbox.Rec
 }
 
 // FindRecords implements [inbox.Records].
-func (e *Engine) FindRecords(ctx context.Context, selection inbox.Selection, after inbox.Key, limit int) (found []inbox.Record, err error) {
-	var (
-		record      inbox.Record
-		processedAt int64
-	)
-	query := func(table dialect.Table) dialect.Query { return e.dialect.Find(table, selection, after, limit) }
-	err = e.look(ctx, query, []any{&record.Key.Consumer, &record.Key.MessageID, &processedAt, &record.Produced}, func() error {
-		record.ProcessedAt = time.UnixMicro(processedAt)
-		found = append(found, record)
-		record.Produced = nil // its bytes are the found record's
-		return nil
-	})
+func (e *Engine) FindRecords(ctx context.Context, selection inbox.Selection, after inbox.Record, limit int) ([]inbox.Record, error) {
+	found, err := e.read(ctx, func(table dialect.Table) dialect.Query { return e.dialect.Find(table, selection, after, limit) })
 	if err != nil {
 		return nil, e.failed("find records", err)
 	}
 	return found, nil
 }
 
-// DeleteRecords implements [inbox.Records].
-func (e *Engine) DeleteRecords(ctx context.Context, found []inbox.Record) (deleted int, err error) {
+// LeaseUnsent implements [inbox.Records].
+func (e *Engine) LeaseUnsent(ctx context.Context, selection inbox.Selection, after inbox.Record, limit int, lease time.Duration) ([]inbox.Record, error) {
+	found, err := e.read(ctx, func(table dialect.Table) dialect.Query {
+		return e.dialect.LeaseUnsent(table, selection, after, limit, lease)
+	})
+	if err != nil {
+		return nil, e.failed("lease unsent messages", err)
+	}
+	slices.SortFunc(found, inbox.Record.Compare)
+	return found, nil
+}
+
+// read reads the records that a query selects.
+func (e *Engine) read(ctx context.Context, query func(dialect.Table) dialect.Query) (found []inbox.Record, err error) {
+	var (
+		record      inbox.Record
+		processedAt int64
+		stored      []byte
+	)
+	destinations := []any{&record.Key.Consumer, &record.Key.MessageID, &processedAt, &record.Topic, &stored}
+	err = e.look(ctx, query, destinations, func() (err error) {
+		record.ProcessedAt = time.UnixMicro(processedAt)
+		record.Produced, err = e.dialect.DecodeProduced(slices.Clone(stored))
+		found = append(found, record)
+		return err
+	})
+	return found, err
+}
+
+// DeleteRecords implements [inbox.Records]. In a transaction, because database/sql repeats a statement of its own whose
+// answer is lost, and then knows of no deletion.
+func (e *Engine) DeleteRecords(ctx context.Context, found []inbox.Record) (int, error) {
+	return e.delete(ctx, "delete records", found, e.dialect.DeleteUnsent, e.dialect.DeleteRecords)
+}
+
+// DeleteUnsent implements [inbox.Records].
+func (e *Engine) DeleteUnsent(ctx context.Context, found []inbox.Record) (int, error) {
+	return e.delete(ctx, "delete unsent messages", found, e.dialect.DeleteUnsent)
+}
+
+// delete runs the statements in a transaction and returns how many rows the last one has deleted.
+func (e *Engine) delete(ctx context.Context, what string, found []inbox.Record, statements ...func(dialect.Table, []inbox.Record) dialect.Query) (int, error) {
 	if len(found) == 0 {
 		return 0, nil
 	}
 	if err := e.locate(ctx); err != nil {
-		return 0, e.failed("delete records", err)
+		return 0, e.failed(what, err)
 	}
-	query := e.dialect.DeleteRecords(e.Table(), found)
-	n, err := e.pool.Exec(ctx, query.Text, query.Args...)
+	var deleted int64
+	err := e.Short(ctx, func(tx Tx) (err error) {
+		for _, statement := range statements {
+			query := statement(e.Table(), sorted(found))
+			if deleted, err = tx.Exec(ctx, query.Text, query.Args...); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 	if err != nil {
-		return 0, e.failed("delete records", err)
+		return 0, e.failed(what, err)
 	}
-	return int(n), nil
+	return int(deleted), nil
 }
 
 // Statistics implements [inbox.Records].
@@ -146,7 +193,10 @@ func (e *Engine) Statistics(ctx context.Context, consumers inbox.Consumers) (sta
 			return nil
 		}
 		if consumers.Contains(c.Consumer) {
-			c.Oldest, c.Newest = time.UnixMicro(oldest), time.UnixMicro(newest)
+			c.Oldest, c.Newest = time.Time{}, time.Time{}
+			if c.Records > 0 {
+				c.Oldest, c.Newest = time.UnixMicro(oldest), time.UnixMicro(newest)
+			}
 			statistics.Consumers = append(statistics.Consumers, c)
 		}
 		return nil

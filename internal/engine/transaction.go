@@ -12,9 +12,11 @@ import (
 
 // Transaction is an open transaction that holds a claim.
 type Transaction struct {
-	engine *Engine
-	tx     Tx
-	key    inbox.Key
+	engine   *Engine
+	tx       Tx
+	key      inbox.Key
+	ctx      context.Context // the claim's
+	finished bool            // Commit was called
 }
 
 var _ inbox.Transaction = (*Transaction)(nil)
@@ -39,11 +41,14 @@ func (t *Transaction) beginAndClaim(ctx context.Context) (inserted int64, err er
 		opening.Guarded = begins.BeginClaim(e.Table(), t.key)
 	}
 	if !e.driver.NoticesEnd {
-		savepoint := e.dialect.Savepoint()
-		if len(savepoint.Args)+len(opening.First.Args) == 0 {
-			opening.First.Text = savepoint.Text + "; " + opening.First.Text // in one message
+		proof, _ := e.dialect.Proof()
+		if len(opening.First.Args) == 0 { // in one message
+			opening.First.Text = proof.Text + "; " + opening.First.Text
+			if opening.Guarded.Text != "" {
+				opening.Guarded.Text = proof.Text + "; " + opening.Guarded.Text
+			}
 		} else {
-			opening.First, then = savepoint, opening.First
+			opening.First, then = proof, opening.First
 		}
 	}
 	if t.tx, inserted, err = e.pool.Begin(ctx, opening); err != nil {
@@ -52,96 +57,124 @@ func (t *Transaction) beginAndClaim(ctx context.Context) (inserted int64, err er
 	if then.Text == "" {
 		return inserted, nil
 	}
-	if inserted, err = t.exec(ctx, then); err != nil {
-		_ = t.Rollback() // the error says more
+	if inserted, err = t.tx.Exec(ctx, then.Text, then.Args...); err != nil {
+		_ = t.tx.Rollback() // the error says more
 		return 0, fmt.Errorf("cannot claim: %w", err)
 	}
 	return inserted, nil
 }
 
-// decide returns nil when the claim is ours, or the record of the one who was before.
-func (t *Transaction) decide(ctx context.Context, inserted int64) (*inbox.Record, error) {
-	for attempt := 1; ; attempt++ {
-		if inserted == 1 {
-			return nil, nil
-		}
-		record, err := t.record(ctx)
-		if !errors.Is(err, errNoRow) {
-			return record, err
-		}
-		if attempt == 2 {
-			return nil, inbox.ErrNoRecord
-		}
-		// A cleaner may have deleted the record between the claim and the look at it.
-		if inserted, err = t.exec(ctx, t.engine.dialect.Claim(t.engine.Table(), t.key)); err != nil {
-			return nil, fmt.Errorf("cannot claim: %w", err)
-		}
-	}
-}
-
-func (t *Transaction) record(ctx context.Context) (*inbox.Record, error) {
-	record, err := t.engine.record(ctx, t.tx, t.key)
-	if err != nil {
-		return nil, fmt.Errorf("cannot read the record: %w", err)
-	}
-	return record, nil
-}
-
-// record returns errNoRow if there is none.
-func (e *Engine) record(ctx context.Context, on Executor, key inbox.Key) (*inbox.Record, error) {
-	var (
-		processedAt int64
-		produced    []byte
-	)
-	if err := one(ctx, on, e.dialect.Record(e.Table(), key), &processedAt, &produced); err != nil {
-		return nil, err
-	}
-	return &inbox.Record{Key: key, ProcessedAt: time.UnixMicro(processedAt), Produced: produced}, nil
-}
+var errRolledBack = errors.New("the transaction has been rolled back")
 
 // Store implements [inbox.Transaction].
-func (t *Transaction) Store(ctx context.Context, produced []byte) (time.Time, error) {
+func (t *Transaction) Store(ctx context.Context, params inbox.StoreParams) (time.Time, error) {
+	if t.finished {
+		return time.Time{}, errRolledBack
+	}
 	var processedAt int64
-	err := one(ctx, t.tx, t.engine.dialect.Store(t.engine.Table(), t.key, produced), &processedAt)
+	query := t.engine.dialect.Store(t.engine.Table(), t.key, params, t.engine.driver.FreeParameters)
+	err := one(ctx, t.tx, query, &processedAt)
 	switch {
 	case errors.Is(err, errNoRow):
-		return time.Time{}, fmt.Errorf("%w: the claim is gone from it", inbox.ErrTransactionBroken)
+		return time.Time{}, t.ended(errors.New("the claim is gone from it"))
 	case err != nil:
-		return time.Time{}, t.broken(ctx, err, t.engine.dialect.IsTransactionOver)
+		return time.Time{}, t.broken(ctx, err)
 	}
 	return time.UnixMicro(processedAt), nil
 }
 
 // Commit implements [inbox.Transaction].
 func (t *Transaction) Commit(ctx context.Context) error {
+	if t.finished {
+		return errRolledBack
+	}
+	t.finished = true
+	var proof dialect.Query
 	if !t.engine.driver.NoticesEnd {
-		if _, err := t.exec(ctx, t.engine.dialect.ReleaseSavepoint()); err != nil {
-			return t.broken(ctx, err, t.engine.dialect.IsTransactionOver)
+		_, proof = t.engine.dialect.Proof()
+		if !t.engine.driver.ProvesWithCommit {
+			if _, err := t.tx.Exec(ctx, proof.Text, proof.Args...); err != nil {
+				return t.broken(ctx, err)
+			}
+			proof = dialect.Query{}
 		}
 	}
-	if err := t.tx.Commit(ctx); err != nil {
-		return t.broken(ctx, err, t.engine.dialect.IsBrokenByHandler)
+	if err := t.tx.Commit(ctx, proof); err != nil {
+		return t.broken(ctx, err)
 	}
 	return nil
 }
 
-// Rollback implements [inbox.Transaction]. There is nothing to do when the database has rolled back by itself.
-func (t *Transaction) Rollback() error {
-	if err := t.tx.Rollback(); err != nil && !t.engine.dialect.IsTransactionOver(err) {
-		return err
-	}
-	return nil
-}
-
-// broken tells the handler's faults from the server's. With a live context only the handler can have ended
+// broken finds the handler's faults among the server's. With a live context only the handler can have ended or failed
 // the transaction.
-func (t *Transaction) broken(ctx context.Context, err error, byHandler func(error) bool) error {
-	if ctx.Err() == nil && (t.tx.IsBroken(err) || byHandler(err)) {
+func (t *Transaction) broken(ctx context.Context, err error) error {
+	d := t.engine.dialect
+	switch {
+	case ctx.Err() != nil:
+		return err
+	case t.isEnded(err):
+		return t.ended(err)
+	case t.tx.IsBroken(err) || d.IsTransactionOver(err) || d.IsBrokenByHandler(err):
 		return fmt.Errorf("%w: %w", inbox.ErrTransactionBroken, err)
 	}
 	return err
 }
 
-func (t *Transaction) exec(ctx context.Context, query dialect.Query) (int64, error) {
-	return t.tx.Exec(ctx, query.Text, query.Args...)
+// isEnded reports whether an error says that the transaction has ended before, rather than failed.
+func (t *Transaction) isEnded(err error) bool {
+	d := t.engine.dialect
+	return t.tx.IsEnded(err) || d.IsTransactionOver(err) && !d.IsTransactionFailed(err)
+}
+
+// ended is the error for a handler that has ended its transaction. No retry cures that, and a retry would take what the
+// handler has committed for a duplicate.
+func (t *Transaction) ended(err error) error {
+	done := "the claim is rolled back; what the handler wrote after it had ended the transaction may be committed"
+	record, lookErr := t.engine.Look(t.ctx, inbox.ClaimParams{Key: t.key})
+	switch {
+	case lookErr != nil:
+		done = "it is not known whether the claim is committed"
+	case record != nil: // nobody else can have claimed since, but another copy of the message
+		done = "the claim, and what the handler wrote before it ended the transaction, are committed: a copy of the message is a duplicate"
+	}
+	return inbox.Permanent(fmt.Errorf("%w: it has ended it: %s: %w", inbox.ErrTransactionBroken, done, err))
+}
+
+// Rollback implements [inbox.Transaction]. A transaction that has failed cannot be asked whether it is still the one in
+// which the message was claimed.
+func (t *Transaction) Rollback() error {
+	if t.finished {
+		_ = t.tx.Rollback() // what there is to say was said
+		return nil
+	}
+	t.finished = true
+	proven := t.prove()
+	err := t.tx.Rollback()
+	switch {
+	case t.ctx.Err() != nil && (err == nil || t.tx.IsEnded(err)):
+		return nil // it has ended with its context
+	case proven != nil:
+		return t.ended(proven)
+	case err != nil && t.tx.IsEnded(err):
+		return t.ended(err)
+	}
+	return err
+}
+
+// proofTimeout bounds the question whether a transaction that is to be rolled back is still open.
+const proofTimeout = 5 * time.Second
+
+// prove returns an error when the transaction has ended, and nil in doubt.
+func (t *Transaction) prove() error {
+	e := t.engine
+	if e.driver.NoticesEnd || t.ctx.Err() != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(t.ctx, proofTimeout)
+	defer cancel()
+	_, proof := e.dialect.Proof()
+	if _, err := t.tx.Exec(ctx, proof.Text, proof.Args...); err != nil && ctx.Err() == nil && t.isEnded(err) {
+		return err
+	}
+	return nil
 }

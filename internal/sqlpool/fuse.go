@@ -5,24 +5,25 @@ import (
 	"database/sql/driver"
 )
 
-// FusingDriver is the driver of a connector whose BeginTx sends the first statement that it finds in its context in
-// one message with BEGIN.
+// FusingDriver is the driver of a connector that looks for a [Fused] in the context of BeginTx.
 type FusingDriver interface {
 	driver.Driver
-	FusesFirstStatement()
+	Fuses()
 }
 
-// FirstStatement travels in BeginTx's context, there and back.
-type FirstStatement struct {
-	Guarded  string // for a connection that may be in a transaction, in which it fails
+// Fused is a transaction whose first statement travels with BEGIN and whose proof travels with COMMIT. It is passed in
+// BeginTx's context, there and back, because *sql.Tx lets nothing else through.
+type Fused struct {
+	Guarded  string // the first statement, for a connection that may be in a transaction, in which it fails
 	Plain    string // for one that is not, which is less work for the server
-	Affected int64  // the connector's answer
+	Affected int64  // by the first statement: the connector's answer
+	Proof    string // set before Commit; empty: none
 }
 
-type firstStatementContextKey struct{}
+type fusedContextKey struct{}
 
-// FirstStatementFrom returns what BeginTx is to send with BEGIN, if anything.
-func FirstStatementFrom(ctx context.Context) (*FirstStatement, bool) {
-	first, ok := ctx.Value(firstStatementContextKey{}).(*FirstStatement)
-	return first, ok
+// FusedFrom returns what BeginTx is to send with BEGIN, if anything.
+func FusedFrom(ctx context.Context) (*Fused, bool) {
+	fused, ok := ctx.Value(fusedContextKey{}).(*Fused)
+	return fused, ok
 }

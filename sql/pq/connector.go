@@ -45,8 +45,8 @@ type fusedDriver struct{ driver.Driver }
 
 var _ sqlpool.FusingDriver = fusedDriver{}
 
-// FusesFirstStatement implements [sqlpool.FusingDriver].
-func (fusedDriver) FusesFirstStatement() {}
+// Fuses implements [sqlpool.FusingDriver].
+func (fusedDriver) Fuses() {}
 
 func (c *fusedConnector) Driver() driver.Driver { return fusedDriver{c.Connector.Driver()} }
 
@@ -86,7 +86,7 @@ type fusedConn struct {
 
 // BeginTx begins with the statement that it finds in the context.
 func (c *fusedConn) BeginTx(ctx context.Context, options driver.TxOptions) (driver.Tx, error) {
-	first, ok := sqlpool.FirstStatementFrom(ctx)
+	fused, ok := sqlpool.FusedFrom(ctx)
 	if !ok {
 		return c.beginForOthers(ctx, options)
 	}
@@ -94,20 +94,20 @@ func (c *fusedConn) BeginTx(ctx context.Context, options driver.TxOptions) (driv
 	if err != nil {
 		return nil, err
 	}
-	first.Affected = 0 // database/sql tries again after ErrBadConn
-	statement := first.Guarded
+	fused.Affected = 0 // database/sql tries again after ErrBadConn
+	statement := fused.Guarded
 	if c.idle {
-		statement = first.Plain
+		statement = fused.Plain
 	}
 	c.idle = false
 	result, err := c.pqConn.ExecContext(ctx, begin+"; "+statement, nil)
 	if err != nil {
 		return nil, c.failedBegin(err)
 	}
-	if first.Affected, err = result.RowsAffected(); err != nil {
+	if fused.Affected, err = result.RowsAffected(); err != nil {
 		return nil, c.failedBegin(err)
 	}
-	c.tx = &fusedTx{conn: c, ctx: ctx}
+	c.tx = &fusedTx{conn: c, ctx: ctx, fused: fused}
 	return c.tx, nil
 }
 
@@ -263,10 +263,24 @@ func (s *fusedStmt) QueryContext(ctx context.Context, args []driver.NamedValue) 
 type fusedTx struct {
 	conn     *fusedConn
 	ctx      context.Context // given to BeginTx
+	fused    *sqlpool.Fused  // nil: somebody else's
 	releases []func()
 }
 
-func (t *fusedTx) Commit() error { return t.end(t.conn.pqConn.Commit) }
+// Commit proves and commits in one message. When the proof fails the server goes no further.
+func (t *fusedTx) Commit() error {
+	if t.fused == nil || t.fused.Proof == "" {
+		return t.end(t.conn.pqConn.Commit)
+	}
+	return t.end(func() error {
+		_, err := t.conn.pqConn.ExecContext(context.Background(), t.fused.Proof+"; COMMIT", nil)
+		if err != nil {
+			// Not lib/pq's Rollback, which gives the connection up when there is nothing to roll back.
+			_, _ = t.conn.pqConn.ExecContext(context.Background(), "ROLLBACK", nil)
+		}
+		return err
+	})
+}
 
 func (t *fusedTx) Rollback() error { return t.end(t.conn.pqConn.Rollback) }
 
