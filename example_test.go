@@ -29,7 +29,9 @@ func ExampleMiddleware() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	router.AddMiddleware(once.Middleware)
+	if err := once.AddTo(router, inbox.RouterOptions{}); err != nil {
+		log.Fatal(err)
+	}
 
 	broker := gochannel.NewGoChannel(gochannel.Config{BlockPublishUntilSubscriberAck: true}, logger)
 	router.AddConsumerHandler("book_payment", "payments", broker, func(msg *message.Message) error {

@@ -102,14 +102,6 @@ func run(naive bool, logger watermill.LoggerAdapter) error {
 		return err
 	}
 
-	poison, err := middleware.PoisonQueueWithFilter(publisher, poisonQueue, inbox.ShouldPoison)
-	if err != nil {
-		return err
-	}
-	retry := middleware.Retry{
-		MaxRetries: 5, InitialInterval: 100 * time.Millisecond, Multiplier: 3, RandomizationFactor: 0.5, MaxInterval: 10 * time.Second,
-		ShouldRetry: inbox.ShouldRetry, ResetContextOnRetry: true, Logger: logger,
-	}
 	once, err := inbox.NewMiddleware(repository, inbox.Options{Logger: logger})
 	if err != nil {
 		return err
@@ -123,17 +115,18 @@ func run(naive bool, logger watermill.LoggerAdapter) error {
 	if err != nil {
 		return err
 	}
-	router.AddMiddleware(
-		poison,                          // outermost: stores what no retry mends; outages stay in the queue
-		retry.Middleware,                // outside of the inbox: each attempt gets a fresh transaction
-		middleware.Timeout(time.Minute), // of one attempt, the wait for the claim included
-		middleware.Recoverer,            // inside Retry: a panic is retried, then poisoned
-	)
 	handler := handler{db: db, logger: logger}
 	if naive {
+		router.AddMiddleware(middleware.Recoverer)
 		router.AddConsumerHandler("book_payment", queue, subscriber, handler.BookNaively)
 	} else {
-		router.AddMiddleware(once.Middleware) // innermost: its claim commits with what the handler writes
+		// The inbox, and around it the poison queue, retries and the timeout of one attempt, in the order that matters.
+		if err := once.AddTo(router, inbox.RouterOptions{
+			PoisonPublisher: publisher, PoisonTopic: poisonQueue, Timeout: time.Minute,
+			Retry: middleware.Retry{MaxRetries: 5, InitialInterval: 100 * time.Millisecond, Multiplier: 3, RandomizationFactor: 0.5, MaxInterval: 10 * time.Second},
+		}); err != nil {
+			return err
+		}
 		router.AddConsumerHandler("book_payment", queue, subscriber, handler.Book)
 	}
 	// Close stops the subscriptions before their contexts. A context that ends first makes watermill-amqp

@@ -8,7 +8,6 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -38,7 +37,9 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	router.AddMiddleware(middleware.Recoverer, once.Middleware)
+	if err := once.AddTo(router, inbox.RouterOptions{}); err != nil {
+		log.Fatal(err)
+	}
 }
 
 type payment struct {

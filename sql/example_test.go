@@ -10,7 +10,6 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	_ "github.com/lib/pq"
 
 	inbox "github.com/devmappa/watermill-inbox"
@@ -42,20 +41,13 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	poison, err := middleware.PoisonQueueWithFilter(publisher, "payments_poison", inbox.ShouldPoison)
-	if err != nil {
-		log.Fatal(err)
-	}
-	retry := middleware.Retry{
-		MaxRetries: 5, InitialInterval: 100 * time.Millisecond, Multiplier: 3, MaxInterval: 10 * time.Second,
-		ShouldRetry: inbox.ShouldRetry, ResetContextOnRetry: true, Logger: logger,
-	}
-
 	router, err := message.NewRouter(message.RouterConfig{}, logger)
 	if err != nil {
 		log.Fatal(err)
 	}
-	router.AddMiddleware(poison, retry.Middleware, middleware.Timeout(time.Minute), middleware.Recoverer, once.Middleware)
+	if err := once.AddTo(router, inbox.RouterOptions{PoisonPublisher: publisher, PoisonTopic: "payments_poison", Timeout: time.Minute}); err != nil {
+		log.Fatal(err)
+	}
 	router.AddConsumerHandler("book_payment", "payments", subscriber, bookPayment)
 	if err := router.Run(context.Background()); err != nil {
 		log.Fatal(err)

@@ -62,27 +62,19 @@ func newRouter(ctx context.Context, db *sql.DB, counts *counts) (*message.Router
 	if err != nil {
 		return nil, err
 	}
-	poison, err := middleware.PoisonQueueWithFilter(poisoned, poisonTopic, inbox.ShouldPoison)
-	if err != nil {
-		return nil, err
-	}
-	retry := middleware.Retry{
-		MaxRetries: 3, InitialInterval: 10 * time.Millisecond, Multiplier: 2, MaxInterval: time.Second,
-		ShouldRetry: inbox.ShouldRetry, ResetContextOnRetry: true,
-	}
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, watermill.NopLogger{})
 	if err != nil {
 		return nil, err
 	}
-	router.AddMiddleware(
-		counts.Deliveries,                  // for this story
-		poison,                             // stores what no retry mends; outages never get there
-		retry.Middleware,                   // outside of the inbox: each attempt gets a fresh transaction
-		middleware.Timeout(20*time.Second), // of one attempt; less than the subscribers' AckDeadline
-		middleware.Recoverer,               // inside Retry: a panic is retried, then poisoned
-		once.Middleware,                    // innermost: the claim and the handler's writes commit together
-		counts.Runs,                        // for this story
-	)
+	router.AddMiddleware(counts.Deliveries) // for this story, outside of all
+	if err := once.AddTo(router, inbox.RouterOptions{
+		PoisonPublisher: poisoned, PoisonTopic: poisonTopic,
+		Retry:   middleware.Retry{MaxRetries: 3, InitialInterval: 10 * time.Millisecond, Multiplier: 2, MaxInterval: time.Second},
+		Timeout: 20 * time.Second, // of one attempt; less than the subscribers' AckDeadline
+	}); err != nil {
+		return nil, err
+	}
+	router.AddMiddleware(counts.Runs) // for this story, inside of the transaction
 
 	// Inside of a handler: an event bus that publishes through the handler's transaction.
 	transactional, err := outbox.NewPublisher(outbox.Options{SchemaAdapter: schemaAdapter})

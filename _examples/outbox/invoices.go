@@ -11,7 +11,6 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
 	inbox "github.com/devmappa/watermill-inbox"
 	inboxamqp "github.com/devmappa/watermill-inbox/amqp"
@@ -77,19 +76,13 @@ func runInvoices(ctx context.Context, s settings, logger watermill.LoggerAdapter
 		return err
 	}
 
-	poison, err := middleware.PoisonQueueWithFilter(publisher, poisonTopic, inbox.ShouldPoison)
-	if err != nil {
-		return err
-	}
-	retry := middleware.Retry{
-		MaxRetries: 5, InitialInterval: 100 * time.Millisecond, Multiplier: 3, MaxInterval: 10 * time.Second,
-		ShouldRetry: inbox.ShouldRetry, ResetContextOnRetry: true, Logger: logger,
-	}
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, logger)
 	if err != nil {
 		return err
 	}
-	router.AddMiddleware(poison, retry.Middleware, middleware.Timeout(time.Minute), middleware.Recoverer, once.Middleware)
+	if err := once.AddTo(router, inbox.RouterOptions{PoisonPublisher: publisher, PoisonTopic: poisonTopic, Timeout: time.Minute}); err != nil {
+		return err
+	}
 	router.AddConsumerHandler("write_invoice", s.bookedTopic(), subscriber, func(msg *message.Message) error {
 		logger.Debug("Writing invoice", watermill.LogFields{"message_uuid": msg.UUID})
 		return writeInvoice(msg)

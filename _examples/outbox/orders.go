@@ -12,7 +12,6 @@ import (
 	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/components/forwarder"
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	_ "github.com/lib/pq"
 
 	inbox "github.com/devmappa/watermill-inbox"
@@ -93,19 +92,13 @@ func runOrders(ctx context.Context, s settings, logger watermill.LoggerAdapter) 
 		return err
 	}
 
-	poison, err := middleware.PoisonQueueWithFilter(publisher, poisonTopic, inbox.ShouldPoison)
-	if err != nil {
-		return err
-	}
-	retry := middleware.Retry{
-		MaxRetries: 5, InitialInterval: 100 * time.Millisecond, Multiplier: 3, MaxInterval: 10 * time.Second,
-		ShouldRetry: inbox.ShouldRetry, ResetContextOnRetry: true, Logger: logger,
-	}
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, logger)
 	if err != nil {
 		return err
 	}
-	router.AddMiddleware(poison, retry.Middleware, middleware.Timeout(time.Minute), middleware.Recoverer, once.Middleware)
+	if err := once.AddTo(router, inbox.RouterOptions{PoisonPublisher: publisher, PoisonTopic: poisonTopic, Timeout: time.Minute}); err != nil {
+		return err
+	}
 	// The router publishes nothing: the inbox takes what the handler returns. Should the inbox be missing,
 	// the outbox refuses, because there is no transaction.
 	router.AddHandler("book_order", s.ordersTopic(), subscriber, s.bookedTopic(), outbox,

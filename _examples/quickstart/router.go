@@ -34,35 +34,32 @@ func newRouter(
 	}
 	// Its Publish returns when the message is in the table.
 	poisonQueue := gochannel.NewGoChannel(gochannel.Config{BlockPublishUntilSubscriberAck: true}, nil)
-	poison, err := middleware.PoisonQueueWithFilter(poisonQueue, poisonTopic, inbox.ShouldPoison)
-	if err != nil {
-		return nil, err
-	}
 	// GoChannel delivers a message again as soon as it is nacked: Retry is what slows that down.
-	retry := middleware.Retry{
-		MaxRetries: 3, InitialInterval: 10 * time.Millisecond, Multiplier: 2, MaxInterval: time.Second,
-		ShouldRetry: inbox.ShouldRetry, ResetContextOnRetry: true,
-	}
+	retry := middleware.Retry{MaxRetries: 3, InitialInterval: 10 * time.Millisecond, Multiplier: 2, MaxInterval: time.Second}
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, nil)
 	if err != nil {
 		return nil, err
 	}
 
-	handler := ledger.Book
+	router.AddConsumerHandler("store_poisoned", poisonTopic, poisonQueue, ledger.StorePoisoned) // it moves messages: no inbox
 	if !withInbox {
-		handler = ledger.BookNaively
+		return router, addNaively(router, pubSub, poisonQueue, ledger, deliveries, retry)
 	}
-	book := router.AddConsumerHandler("book_payment", topic, pubSub, handler)
-	book.AddMiddleware(
-		deliveries.Middleware,              // counts for this story
-		poison,                             // stores what no retry mends; outages never get there
-		retry.Middleware,                   // outside of the inbox: each attempt gets a fresh transaction
-		middleware.Timeout(30*time.Second), // of one attempt, the wait for the claim included
-		middleware.Recoverer,               // inside Retry: a panic is retried, then poisoned
-	)
-	if withInbox {
-		book.AddMiddleware(once.Middleware) // innermost: the claim and the handler's writes commit together
+	book := router.AddConsumerHandler("book_payment", topic, pubSub, ledger.Book)
+	book.AddMiddleware(deliveries.Middleware) // counts for this story
+	return router, once.AddTo(router, inbox.RouterOptions{
+		PoisonPublisher: poisonQueue, PoisonTopic: poisonTopic, Retry: retry, Timeout: 30 * time.Second,
+	}, book)
+}
+
+// addNaively adds the handler without an inbox, and all else as it is.
+func addNaively(router *message.Router, pubSub, poisonQueue *gochannel.GoChannel, ledger *ledger, deliveries *deliveries, retry middleware.Retry) error {
+	poison, err := middleware.PoisonQueueWithFilter(poisonQueue, poisonTopic, inbox.ShouldPoison)
+	if err != nil {
+		return err
 	}
-	router.AddConsumerHandler("store_poisoned", poisonTopic, poisonQueue, ledger.StorePoisoned)
-	return router, nil
+	retry.ShouldRetry, retry.ResetContextOnRetry = inbox.ShouldRetry, true
+	book := router.AddConsumerHandler("book_payment", topic, pubSub, ledger.BookNaively)
+	book.AddMiddleware(deliveries.Middleware, poison, retry.Middleware, middleware.Recoverer)
+	return nil
 }
