@@ -19,6 +19,15 @@ each = failed=; for module in $(MODULES); do \
 	echo "== $$module: $(1)"; (cd $$module && $(1)) || failed="$$failed $$module"; \
 	done; test -z "$$failed" || { echo "failed in:$$failed" >&2; exit 1; }
 
+# newest_amqp runs the AMQP tests once more with the newest RabbitMQ client, in a copy of the module's go.mod: the go.mod
+# files ask for the oldest one that works, and a user's program may have any. From v1.11 on it honours a message's context.
+NEWEST_AMQP ?= v1.16.0
+newest_amqp = (echo "== internal/integration/amqp with amqp091-go $(NEWEST_AMQP)"; cd internal/integration && folder=$$(mktemp -d) && \
+	trap "rm -rf $$folder" EXIT && cp go.mod go.sum "$$folder" && \
+	sed -i "s|=> \.\./\.\.|=> $(CURDIR)|" "$$folder/go.mod" && \
+	go get -modfile="$$folder/go.mod" github.com/rabbitmq/amqp091-go@$(NEWEST_AMQP) && \
+	go test -modfile="$$folder/go.mod" -race -count=1 $(TEST_FLAGS) ./amqp)
+
 # released_pgx builds the last release of the pgx module against this root: who upgrades one of the two first must not
 # get a riddle.
 released_pgx = (echo "== pgx as it was released last"; tag=$$(git tag --list "pgx/v*" --sort=-v:refname | head -n 1); \
@@ -52,7 +61,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: ## all modules against real servers, with the race detector; gets the servers itself
-	$(WITH_SERVERS) sh -c '$(call each,go test -race -count=1 -p 1 -timeout 30m $(TEST_FLAGS) ./...) && $(WITHOUT_RACE) && $(released_pgx) && \
+	$(WITH_SERVERS) sh -c '$(call each,go test -race -count=1 -p 1 -timeout 30m $(TEST_FLAGS) ./...) && $(WITHOUT_RACE) && $(newest_amqp) && $(released_pgx) && \
 		$(call fuzz,300x,-race,$$folder/cache)'
 
 fuzz: ## fuzz every target for FUZZ_TIME (20s), compiled for it, which takes minutes once; the corpus runs in make test as well

@@ -102,7 +102,16 @@ func (b *broker) declare(queue string, arguments amqp091.Table) {
 // publish puts a message into a queue and waits until the broker has it.
 func (b *broker) publish(queue string, publishing amqp091.Publishing) {
 	b.Helper()
-	b.must(func(c *amqp091.Channel) error {
+	if err := b.tryPublish(queue, publishing); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// tryPublish returns the client library's error when it refuses to send, which closes the connection; so it is one of
+// its own.
+func (b *broker) tryPublish(queue string, publishing amqp091.Publishing) error {
+	b.Helper()
+	return newBroker(b).do(func(c *amqp091.Channel) error {
 		if err := c.Confirm(false); err != nil {
 			return err
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -29,17 +30,18 @@ func TestForeignPublisher(t *testing.T) {
 	b.declare(queue, nil)
 
 	id := func(n int) string { return strings.Repeat("0123456789", n/10+1)[:n] }
-	cases := []struct {
+	type foreign struct {
 		name      string
 		headers   amqp091.Table
 		messageID string
 		wantUUID  string
 		wantKept  string
-	}{
+	}
+	cases := []foreign{
 		{name: "nothing"},
 		{name: "message-id", messageID: "m", wantUUID: "m"},
 		{name: "message-id of 255 bytes", messageID: id(255), wantUUID: id(255)},
-		// What amqp091-go really sends for longer ones: the length is taken modulo 256.
+		// What amqp091-go up to v1.10 really sends for longer ones: the length is taken modulo 256. Later ones refuse.
 		{name: "message-id of 256 bytes", messageID: id(256), wantUUID: ""},
 		{name: "message-id of 300 bytes", messageID: id(300), wantUUID: id(44)},
 		{name: "message-id of arbitrary bytes", messageID: "a\x00\xff", wantUUID: "a\x00\xff"},
@@ -55,9 +57,13 @@ func TestForeignPublisher(t *testing.T) {
 		{name: "int header", headers: amqp091.Table{uuidHeader: int32(42)}, messageID: "m", wantUUID: "m", wantKept: "42"},
 		{name: "int header only", headers: amqp091.Table{uuidHeader: int64(42)}, wantUUID: "", wantKept: "42"},
 	}
-	for _, tc := range cases {
-		b.publish(queue, amqp091.Publishing{Headers: tc.headers, MessageId: tc.messageID, Body: []byte(tc.name)})
-	}
+	cases = slices.DeleteFunc(cases, func(tc foreign) bool {
+		err := b.tryPublish(queue, amqp091.Publishing{Headers: tc.headers, MessageId: tc.messageID, Body: []byte(tc.name)})
+		if err != nil && len(tc.messageID) <= 255 {
+			t.Fatalf("%s: %v", tc.name, err)
+		}
+		return err != nil
+	})
 
 	messages, stop := collect(t, b.subscriber(b.config(nil), watermill.NopLogger{}), queue)
 	for _, tc := range cases {
@@ -374,8 +380,11 @@ func TestLongHeaderNameIsRefusedBeforeItIsSent(t *testing.T) {
 	}
 	b.mustBeEmpty(queue)
 
-	// What the client library would have sent.
-	b.publish(queue, amqp091.Publishing{Headers: amqp091.Table{strings.Repeat("n", 300): "v"}})
+	// What the client library up to v1.10 would have sent. Later ones refuse.
+	if err := b.tryPublish(queue, amqp091.Publishing{Headers: amqp091.Table{strings.Repeat("n", 300): "v"}}); err != nil {
+		t.Logf("the client library says: %v", err)
+		return
+	}
 	if got := b.take(queue).Headers; got[strings.Repeat("n", 44)] != "v" {
 		t.Errorf("a name of 300 bytes arrives as %q", got)
 	}

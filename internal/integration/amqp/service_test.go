@@ -75,7 +75,7 @@ func documentedOrder(
 		return nil, err
 	}
 	return append([]message.HandlerMiddleware{
-		poison, retry.Middleware, middleware.Timeout(patience), middleware.Recoverer,
+		poison, retry.Middleware, inbox.RestoreContext, middleware.Timeout(patience), middleware.Recoverer,
 	}, innermost...), nil
 }
 
