@@ -143,6 +143,16 @@ func (b *broker) take(queue string) amqp091.Delivery {
 	return delivery
 }
 
+// get removes one message from a queue, if there is one.
+func (b *broker) get(queue string) (delivery amqp091.Delivery, ok bool) {
+	b.Helper()
+	b.must(func(c *amqp091.Channel) (err error) {
+		delivery, ok, err = c.Get(queue, true)
+		return err
+	})
+	return delivery, ok
+}
+
 // ready is the number of messages that wait in a queue, -1 if there is no such queue.
 func (b *broker) ready(queue string) int {
 	b.Helper()
