@@ -3,8 +3,9 @@
 // thing that the design does what happens without it. It is no part of the library: it models the design,
 // the tests with real servers are about the code.
 //
-// One message, which the broker delivers at least once, two processes of one consumer, and a database. The
-// handler writes one effect and returns one message, under a new UUID each time that it runs.
+// One message, which the broker delivers at least once unless it drops it, two processes of one consumer, a
+// relay, and a database. The handler writes one effect and returns one message, under a new UUID each time that
+// it runs.
 package model
 
 // Design is what one may get wrong. The zero value is the library's.
@@ -13,22 +14,30 @@ type Design struct {
 	ClaimLast        bool // the claim is committed in a transaction of its own, after the effect
 	CheckThenInsert  bool // the claim is looked up and then inserted, without a unique key
 	AckWaitingCopy   bool // a copy that meets an open claim is acknowledged as a duplicate instead of waiting
-	NothingStored    bool // the produced message is not stored
-	MarkAtCommit     bool // the produced message is marked as sent when it is stored, before it is published
-	NewUUIDOnReplay  bool // the stored message gets a new UUID each time it is published
-	AckBeforeCommit  bool // the message is acknowledged before the commit
+	NoRowIsDuplicate bool // a claim that inserts no row is taken for a duplicate, without a look at the record
+	EndedIsRetried   bool // a handler that has ended its transaction and fails is tried again
 	ClaimIsForgotten bool // a commit keeps the effect and not the claim
+	AckBeforeCommit  bool // the message is acknowledged before the commit
+
+	NothingStored           bool // the produced message is not stored
+	MarkAtCommit            bool // the produced message is marked as sent when it is stored, before it is published
+	MarkAtAck               bool // the produced message is marked as sent when the message is acknowledged
+	NewUUIDOnReplay         bool // the stored message gets a new UUID each time it is published
+	NoRelay                 bool // only a copy of the message publishes what is stored
+	RelayMarksBeforePublish bool // the relay marks the produced message as sent, and then publishes it
+	LeaseForEver            bool // a lease does not expire
 }
 
 // State is all that the flow depends on. It is comparable, so that a set can hold it.
 type State struct {
-	Queue     uint8 // copies of the message that are ready to be delivered
-	Processes [2]Process
+	Queue     uint8      // copies of the message that are ready to be delivered
+	Processes [3]Process // two consumers and the relay
 
 	// The database: what is committed, and a transaction that the server has not rolled back yet.
 	Claim    bool
 	Effects  uint8
 	Stored   uint8 // the UUID of the produced message, until it is marked as sent; 0 is none
+	Leased   bool  // the stored message is the relay's for a while
 	Orphaned bool  // an open transaction holds the claim, and its process is gone
 
 	// What has happened.
@@ -36,19 +45,35 @@ type State struct {
 	Published  uint8 // the first UUID that was published; 0 is none
 	OtherUUID  bool  // the produced message was published under another UUID as well
 	AckedEarly bool  // a delivery was acknowledged before there was a committed effect
+	Dropped    bool  // the broker has dropped a copy of the message
+	Refused    bool  // the message is poisoned, for somebody to look at
 
-	// What may still go wrong.
-	Crashes, Copies, Failures uint8
+	Accidents
 }
 
-// Process is a consumer with at most one delivery in hand.
+// Accidents are how often things may still go wrong.
+type Accidents struct {
+	Crashes  uint8 // of processes
+	Copies   uint8 // more of the message, of the broker's or a producer's making
+	Failures uint8 // of a handler, a connection, a publish, a claim's insert
+	Drops    uint8 // of an unacknowledged message, as by a quorum queue's delivery limit
+	Skips    uint8 // acknowledgements without a publish
+}
+
+// Process is a consumer with at most one delivery in hand, or the relay with at most one stored message.
 type Process struct {
 	At          Stage
 	Unacked     bool // the broker waits for its ack
 	Transaction Transaction
 	UUID        uint8 // of the produced message it has in hand; 0 is none
-	Mark        bool  // it has acknowledged and will mark the stored message as sent
+	Mark        bool  // it will mark the stored message as sent
 }
+
+// relay is the index of the relay, the last of the processes.
+const relay = 2
+
+// names of the processes, by their index.
+var names = [...]string{"A", "B", "the relay"}
 
 // Transaction is what is undone unless it is committed.
 type Transaction struct {
@@ -59,7 +84,7 @@ type Transaction struct {
 // Stage is how far a process is with its delivery.
 type Stage uint8
 
-// The stages, in the order of the flow.
+// The stages, in the order of the flow. The relay begins with Committed.
 const (
 	Idle      Stage = iota
 	Received        // next: claim
@@ -71,15 +96,8 @@ const (
 	Published       // next: ack
 )
 
-// Start is one message in the queue, and how often things may go wrong.
-func Start(crashes, copies, failures uint8) State {
-	return State{Queue: 1, Crashes: crashes, Copies: copies, Failures: failures}
-}
-
-// Final reports whether the queue is empty and no process is busy.
-func (s State) Final() bool {
-	return s.Queue == 0 && s.Processes[0].At == Idle && s.Processes[1].At == Idle
-}
+// Start is one message in the queue.
+func Start(accidents Accidents) State { return State{Queue: 1, Accidents: accidents} }
 
 // Next is what a process did, or what happened to it, and where that has led.
 type Next struct {
@@ -87,23 +105,28 @@ type Next struct {
 	State State
 }
 
-// anybody begins the text of what is not about a process.
-const anybody = "- "
+// step is something that may happen. Take returns what it leads to, nothing when it is not its turn; more than
+// one when it may also fail.
+type step struct {
+	name     string
+	accident bool // it need not happen: what waits for it waits in vain
+	outside  bool // no process's
+	take     func(d Design, s State, process int) []Next
+}
 
-// steps are all that may happen. Each is a function that returns what it leads to, nothing when it is not its
-// turn; more than one when it may also fail. The first eight are the flow, in its order.
-var steps = []struct {
-	name string
-	take func(d Design, s State, process int) []Next
-}{
-	{"deliver", deliver}, {"claim", claim}, {"handle", handle}, {"store", store}, {"commit", commit},
-	{"publish", publish}, {"ack", ack}, {"mark", mark},
-	{"crash", crash}, {"disconnect", disconnect},
-	{"duplicate", duplicate}, {"rollBackOrphan", rollBackOrphan}, // no process's
+// steps are all of them. The first eight are the consumers' flow, in its order.
+var steps = []step{
+	{name: "deliver", take: deliver}, {name: "claim", take: claim}, {name: "handle", take: handle}, {name: "store", take: store},
+	{name: "commit", take: commit}, {name: "publish", take: publish}, {name: "ack", take: ack}, {name: "mark", take: mark},
+	{name: "lease", take: lease},
+	{name: "expire", outside: true, take: expire}, {name: "rollBackOrphan", outside: true, take: rollBackOrphan},
+	{name: "crash", accident: true, take: crash}, {name: "disconnect", accident: true, take: disconnect},
+	{name: "drop", accident: true, take: drop}, {name: "skip", accident: true, take: skip},
+	{name: "duplicate", accident: true, outside: true, take: duplicate},
 }
 
 func deliver(_ Design, s State, p int) []Next {
-	if s.Queue == 0 || s.Processes[p].At != Idle {
+	if s.Queue == 0 || p == relay || s.Processes[p].At != Idle {
 		return nil
 	}
 	s.Queue--
@@ -111,8 +134,8 @@ func deliver(_ Design, s State, p int) []Next {
 	return []Next{{"receives the message", s}}
 }
 
-// claim inserts the key under its unique key. A copy of a processed message finds the record; one that meets
-// an open claim waits, which here is having no step but to give up.
+// claim inserts the key under its unique key. A copy of a processed message inserts no row, rolls back and
+// finds the record; one that meets an open claim waits, which here is having no step but to give up.
 func claim(d Design, s State, p int) []Next {
 	process := &s.Processes[p]
 	switch {
@@ -143,7 +166,14 @@ func claim(d Design, s State, p int) []Next {
 		return []Next{{"finds no record", s}}
 	}
 	process.Transaction.Claim = true
-	return []Next{{"claims the key in a transaction", s}}
+	next := []Next{{"claims the key in a transaction", s}}
+	if swallowed, ok := s.fail(); ok && d.NoRowIsDuplicate {
+		swallowed.Processes[p].At, swallowed.Processes[p].Transaction = Published, Transaction{}
+		next = append(next, Next{"claims the key, but a trigger swallows the row; takes the message for processed", swallowed})
+	} else if ok {
+		next = append(next, Next{"claims the key, but a trigger swallows the row, and there is no record; nacks", swallowed.nack(p)})
+	}
+	return next
 }
 
 // held reports whether an open transaction holds the key. Without a unique key none is ever waited for.
@@ -151,7 +181,9 @@ func (s State) held(d Design) bool {
 	return !d.CheckThenInsert && (s.Orphaned || s.Processes[0].Transaction.Claim || s.Processes[1].Transaction.Claim)
 }
 
-func handle(_ Design, s State, p int) []Next {
+// handle may fail, also after the handler has committed the transaction itself. Then no retry can mend it, and the
+// poison queue takes it; in one step, since nothing helps if the process dies in between.
+func handle(d Design, s State, p int) []Next {
 	if s.Processes[p].At != Claimed {
 		return nil
 	}
@@ -162,6 +194,12 @@ func handle(_ Design, s State, p int) []Next {
 	next := []Next{{"runs the handler, which writes the effect and returns a message", handled}}
 	if failed, ok := s.fail(); ok {
 		next = append(next, Next{"runs the handler, which fails; rolls back and nacks", failed.nack(p)})
+		ended := failed.commit(d, p)
+		if d.EndedIsRetried {
+			return append(next, Next{"runs the handler, which commits the transaction itself and fails; nacks", ended.nack(p)})
+		}
+		ended.Refused, ended.Processes[p] = true, Process{Mark: ended.Processes[p].Mark}
+		next = append(next, Next{"runs the handler, which commits the transaction itself and fails; poisons the message and acknowledges", ended})
 	}
 	return next
 }
@@ -192,18 +230,10 @@ func commit(d Design, s State, p int) []Next {
 	case process.At != Stored || d.AckBeforeCommit && process.Unacked:
 		return nil
 	}
-	committed := s
-	process := &committed.Processes[p]
-	if process.Transaction.Claim && !d.ClaimIsForgotten {
-		committed.Claim = true
-	}
-	if process.Transaction.Stored != 0 {
-		committed.Stored = process.Transaction.Stored
-	}
-	committed.Effects++
-	process.At, process.Transaction = Committed, Transaction{}
+	committed := s.commit(d, p)
+	committed.Processes[p].At = Committed
 	if d.ClaimLast {
-		process.At = Unclaimed
+		committed.Processes[p].At = Unclaimed
 	}
 	next := []Next{{"commits", committed}}
 
@@ -217,7 +247,23 @@ func commit(d Design, s State, p int) []Next {
 	return next
 }
 
-func publish(_ Design, s State, p int) []Next {
+// commit keeps what is in the process's transaction.
+func (s State) commit(d Design, p int) State {
+	transaction := s.Processes[p].Transaction
+	if transaction.Claim && !d.ClaimIsForgotten {
+		s.Claim = true
+	}
+	if transaction.Stored != 0 {
+		s.Stored = transaction.Stored
+	}
+	s.Effects++
+	s.Processes[p].Transaction = Transaction{}
+	return s
+}
+
+// publish is the consumer's, of what it has in hand, and the relay's. That the publisher returns nil is the proof
+// with which the stored message is marked as sent.
+func publish(d Design, s State, p int) []Next {
 	if s.Processes[p].At != Committed {
 		return nil
 	}
@@ -227,14 +273,22 @@ func publish(_ Design, s State, p int) []Next {
 	} else if uuid != s.Published {
 		published.OtherUUID = true
 	}
+	end := "; nacks"
+	if p == relay {
+		end = "; leaves the lease to expire"
+	}
 	next := make([]Next, 1, 3)
 	if failed, ok := published.fail(); ok {
-		next = append(next, Next{"publishes the produced message, but the confirm is lost; nacks", failed.nack(p)})
+		next = append(next, Next{"publishes the produced message, but the confirm is lost" + end, failed.nack(p)})
 	}
 	if failed, ok := s.fail(); ok {
-		next = append(next, Next{"cannot publish the produced message; nacks", failed.nack(p)})
+		next = append(next, Next{"cannot publish the produced message" + end, failed.nack(p)})
 	}
-	published.Processes[p].At = Published
+	process := &published.Processes[p]
+	process.At, process.UUID, process.Mark = Published, 0, process.Mark || !d.MarkAtAck || p == relay
+	if p == relay {
+		process.At = Idle
+	}
 	next[0] = Next{"publishes the produced message", published}
 	return next
 }
@@ -247,10 +301,9 @@ func ack(d Design, s State, p int) []Next {
 	}
 	s.AckedEarly = s.AckedEarly || s.Effects == 0
 	process.Unacked = false
-	if early {
-		return []Next{{"acknowledges", s}}
+	if !early {
+		*process = Process{Mark: process.Mark || d.MarkAtAck}
 	}
-	*process = Process{Mark: process.Mark || process.UUID != 0}
 	return []Next{{"acknowledges", s}}
 }
 
@@ -261,12 +314,35 @@ func mark(_ Design, s State, p int) []Next {
 	}
 	s.Processes[p].Mark = false
 	lost := s
-	s.Stored = 0
+	s.Stored, s.Leased = 0, false
 	return []Next{{"marks the produced message as sent", s}, {"loses the mark", lost}}
 }
 
-// crash ends a process at any place; another takes its name at once. The broker takes its delivery back, and
-// the server will notice that the connection is gone.
+// lease gives the relay the stored message for a while, whoever left it there, and whatever has become of the input.
+func lease(d Design, s State, p int) []Next {
+	if process := s.Processes[p]; p != relay || process.At != Idle || s.Stored == 0 || s.Leased || d.NoRelay {
+		return nil
+	}
+	s.Leased = true
+	s.Processes[p].At, s.Processes[p].UUID = Committed, s.Stored
+	if d.RelayMarksBeforePublish {
+		s.Stored, s.Leased = 0, false
+		return []Next{{"leases the stored message and marks it as sent", s}}
+	}
+	return []Next{{"leases the stored message", s}}
+}
+
+// expire may come while the relay is at work, which then publishes once more.
+func expire(d Design, s State, _ int) []Next {
+	if !s.Leased || d.LeaseForEver {
+		return nil
+	}
+	s.Leased = false
+	return []Next{{"the lease expires", s}}
+}
+
+// crash ends a process at any place; another takes its name at once. The broker takes its delivery back, the server
+// will notice that the connection is gone, and a lease stays.
 func crash(_ Design, s State, p int) []Next {
 	process := s.Processes[p]
 	if s.Crashes == 0 || process.At == Idle && !process.Mark {
@@ -276,7 +352,7 @@ func crash(_ Design, s State, p int) []Next {
 	s.Orphaned = s.Orphaned || process.Transaction.Claim
 	s = s.nack(p)
 	s.Processes[p].Mark = false
-	return []Next{{"crashes; the broker takes back what is not acknowledged", s}}
+	return []Next{{"crashes", s}}
 }
 
 // disconnect ends the connection to the broker only: the message is delivered again while its process goes on.
@@ -290,6 +366,30 @@ func disconnect(_ Design, s State, p int) []Next {
 	return []Next{{"loses its connection to the broker, which takes the message back, and goes on", s}}
 }
 
+// drop is disconnect without another delivery.
+func drop(_ Design, s State, p int) []Next {
+	if s.Drops == 0 || !s.Processes[p].Unacked {
+		return nil
+	}
+	s.Drops--
+	s.Dropped, s.Processes[p].Unacked = true, false
+	return []Next{{"loses its connection to the broker, which drops the message, and goes on", s}}
+}
+
+// skip is a middleware outside of the inbox that acknowledges by itself, before the router publishes or in place of it,
+// as a poison queue does that takes a message after its handler has succeeded.
+func skip(d Design, s State, p int) []Next {
+	process := &s.Processes[p]
+	if s.Skips == 0 || p == relay || process.At != Committed {
+		return nil
+	}
+	s.Skips--
+	process.Unacked, process.Mark = false, process.Mark || d.MarkAtAck
+	goesOn := s
+	*process = Process{Mark: process.Mark}
+	return []Next{{"acknowledges, and never publishes", s}, {"acknowledges before it publishes", goesOn}}
+}
+
 // duplicate is the broker's or a producer's, at any time.
 func duplicate(_ Design, s State, _ int) []Next {
 	if s.Copies == 0 {
@@ -297,7 +397,7 @@ func duplicate(_ Design, s State, _ int) []Next {
 	}
 	s.Copies--
 	s.Queue++
-	return []Next{{anybody + "another copy of the message comes into the queue", s}}
+	return []Next{{"another copy of the message comes into the queue", s}}
 }
 
 func rollBackOrphan(_ Design, s State, _ int) []Next {
@@ -305,7 +405,7 @@ func rollBackOrphan(_ Design, s State, _ int) []Next {
 		return nil
 	}
 	s.Orphaned = false
-	return []Next{{anybody + "the server notices a lost connection and rolls its transaction back", s}}
+	return []Next{{"the server notices a lost connection and rolls its transaction back", s}}
 }
 
 // fail uses up a failure, if there is one left.

@@ -8,7 +8,8 @@ import (
 
 func TestTheDesignKeepsItsPromise(t *testing.T) {
 	t.Parallel()
-	report := model.Explore(model.Design{}, model.Start(3, 2, 3)) // any combination of eight accidents
+	accidents := model.Accidents{Crashes: 2, Copies: 1, Failures: 2, Drops: 1, Skips: 1} // any combination of seven
+	report := model.Explore(model.Design{}, model.Start(accidents))
 	t.Logf("%d states, %d of them final; steps taken: %v", report.States, report.Final, report.Taken)
 	for property, way := range report.Broken {
 		t.Errorf("not so: %s\n%s", property, way)
@@ -17,11 +18,11 @@ func TestTheDesignKeepsItsPromise(t *testing.T) {
 		t.Errorf("nothing more can happen after\n%s", report.Stuck)
 	}
 	// An exploration that sees little finds nothing.
-	if report.States < 50_000 || report.Final < 1_000 {
+	if report.States < 250_000 || report.Final < 250 {
 		t.Errorf("%d states, %d of them final are too few", report.States, report.Final)
 	}
-	for _, step := range []string{"deliver", "claim", "handle", "store", "commit", "publish", "ack", "mark",
-		"crash", "disconnect", "duplicate", "rollBackOrphan"} {
+	for _, step := range []string{"deliver", "claim", "handle", "store", "commit", "publish", "ack", "mark", "lease", "expire",
+		"crash", "disconnect", "drop", "skip", "duplicate", "rollBackOrphan"} {
 		if report.Taken[step] == 0 {
 			t.Errorf("the step %q was never taken", step)
 		}
@@ -32,23 +33,33 @@ func TestTheDesignKeepsItsPromise(t *testing.T) {
 // tells how.
 func TestEveryChangeOfTheDesignIsConvicted(t *testing.T) {
 	t.Parallel()
+	none, crash, skip := model.Accidents{}, model.Accidents{Crashes: 1}, model.Accidents{Skips: 1}
+	failure, twice := model.Accidents{Failures: 1}, model.Accidents{Copies: 1}
+	dropped, skipped := model.Accidents{Crashes: 1, Drops: 1}, model.Accidents{Crashes: 1, Skips: 1}
 	convicting := map[string]bool{}
 	for _, c := range []struct {
-		change string
-		design model.Design
-		broken []model.Property
+		change    string
+		design    model.Design
+		accidents model.Accidents // as few as it takes
+		broken    []model.Property
 	}{
-		{"the claim is committed before the effect", model.Design{ClaimFirst: true}, []model.Property{model.EffectOnce, model.ClaimIffEffect}},
-		{"the claim is committed after the effect", model.Design{ClaimLast: true}, []model.Property{model.EffectOnce}},
-		{"look up, then insert, without a unique key", model.Design{CheckThenInsert: true}, []model.Property{model.EffectOnce, model.OneUUID}},
-		{"a waiting copy is acknowledged as a duplicate", model.Design{AckWaitingCopy: true}, []model.Property{model.AckedAfterCommit, model.EffectOnce}},
-		{"the produced message is not stored", model.Design{NothingStored: true}, []model.Property{model.MessagePublished}},
-		{"the produced message is marked as sent at the commit", model.Design{MarkAtCommit: true}, []model.Property{model.MessagePublished}},
-		{"a stored message gets a new UUID", model.Design{NewUUIDOnReplay: true}, []model.Property{model.OneUUID}},
-		{"the message is acknowledged before the commit", model.Design{AckBeforeCommit: true}, []model.Property{model.AckedAfterCommit, model.EffectOnce}},
-		{"the commit forgets the claim", model.Design{ClaimIsForgotten: true}, []model.Property{model.ClaimIffEffect}},
+		{"the claim is committed before the effect", model.Design{ClaimFirst: true}, crash, []model.Property{model.EffectOnce, model.ClaimIffEffect}},
+		{"the claim is committed after the effect", model.Design{ClaimLast: true}, crash, []model.Property{model.EffectOnce}},
+		{"look up, then insert, without a unique key", model.Design{CheckThenInsert: true}, twice, []model.Property{model.EffectOnce, model.OneUUID}},
+		{"a waiting copy is acknowledged as a duplicate", model.Design{AckWaitingCopy: true}, crash, []model.Property{model.AckedAfterCommit, model.EffectOnce}},
+		{"no row inserted is a duplicate", model.Design{NoRowIsDuplicate: true}, failure, []model.Property{model.AckedAfterCommit, model.EffectOnce}},
+		{"a handler that has ended its transaction is tried again", model.Design{EndedIsRetried: true}, failure, []model.Property{model.MessagePublished}},
+		{"the commit forgets the claim", model.Design{ClaimIsForgotten: true}, none, []model.Property{model.ClaimIffEffect}},
+		{"the message is acknowledged before the commit", model.Design{AckBeforeCommit: true}, crash, []model.Property{model.AckedAfterCommit, model.EffectOnce}},
+		{"the produced message is not stored", model.Design{NothingStored: true}, crash, []model.Property{model.MessagePublished}},
+		{"the produced message is marked as sent at the commit", model.Design{MarkAtCommit: true}, crash, []model.Property{model.MessagePublished}},
+		{"the produced message is marked as sent at the ack", model.Design{MarkAtAck: true}, skip, []model.Property{model.MessagePublished}},
+		{"a stored message gets a new UUID", model.Design{NewUUIDOnReplay: true}, crash, []model.Property{model.OneUUID}},
+		{"there is no relay", model.Design{NoRelay: true}, dropped, []model.Property{model.MessagePublished}},
+		{"the relay marks before it publishes", model.Design{RelayMarksBeforePublish: true}, skipped, []model.Property{model.MessagePublished}},
+		{"a lease does not expire", model.Design{LeaseForEver: true}, skipped, []model.Property{model.MessagePublished}},
 	} {
-		report := model.Explore(c.design, model.Start(1, 1, 1))
+		report := model.Explore(c.design, model.Start(c.accidents))
 		t.Logf("%s: %d states", c.change, report.States)
 		for _, property := range c.broken {
 			convicting[property.Name] = true
