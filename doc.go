@@ -12,8 +12,9 @@
 //
 // Messages that the handler returns are stored in that same transaction, because Watermill's router
 // publishes them after it. They are published at least once, always with the same UUID, as long as the
-// broker redelivers the unacknowledged input and the publisher's nil means "stored". Once the router has
-// acknowledged, their record is marked as sent; call [Middleware.Close] at the end for the last marks.
+// broker redelivers the unacknowledged input and the publisher's nil means "stored"; with a [Relay], also if
+// the input never comes again. The publisher's nil is the proof that they are sent, see
+// [Middleware.DecoratePublisher]; call [Middleware.Close] at the end for the last marks.
 //
 // # What is not
 //
@@ -34,7 +35,7 @@
 //	        > open transaction and claim     processed before: ack, or its stored messages again
 //	        > handler                        error, panic, Goexit: roll back
 //	        > store what it returned, commit
-//	        > the router publishes and acks
+//	        > the router publishes, which proves it, and acks
 //
 // # In a router
 //
@@ -42,13 +43,7 @@
 //	// ...
 //	once, err := inbox.NewMiddleware(repository, inbox.Options{Logger: logger})
 //	// ...
-//	router.AddMiddleware(
-//		poison,                          // middleware.PoisonQueueWithFilter(publisher, topic, inbox.ShouldPoison)
-//		retry.Middleware,                // with ShouldRetry: inbox.ShouldRetry, ResetContextOnRetry: true
-//		middleware.Timeout(time.Minute),
-//		middleware.Recoverer,
-//		once.Middleware,
-//	)
+//	err = once.AddTo(router, inbox.RouterOptions{PoisonPublisher: publisher, PoisonTopic: "poison", Timeout: time.Minute})
 //
 // and in the handler:
 //
@@ -57,14 +52,16 @@
 //
 // # The order of middlewares
 //
-// PoisonQueue, Retry, Timeout, Recoverer, inbox, from the outside to the inside.
+// [Middleware.AddTo] adds them all. By hand it is Delivery, PoisonQueue, Retry, RestoreContext, Timeout, Recoverer, inbox, from
+// the outside to the inside, and DecoratePublisher as the router's first publisher decorator.
 //
+//   - Delivery is outermost, so that all attempts of one delivery have one key.
 //   - Retry is outside of the inbox, so that every attempt has a fresh transaction. Inside, what a failed
 //     attempt wrote is committed with the next one's, or PostgreSQL refuses every further statement.
 //   - PoisonQueue is outside of the inbox. Inside, it turns the error into success: half of the work and the
 //     claim are committed, and the poisoned copy is a duplicate when it is played back.
+//   - RestoreContext is between Retry and Timeout, because Timeout leaves a dead context on the message, with which
+//     many poison publishers do not publish.
 //   - Recoverer is inside of Retry, so that a handler that always panics is poisoned after the retries.
 //     Outermost, the panic jumps over both and is redelivered without end.
-//   - Timeout is inside of Retry, which must have ResetContextOnRetry: Timeout leaves a dead context on the
-//     message.
 package inbox
