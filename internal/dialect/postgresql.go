@@ -51,8 +51,14 @@ func (PostgreSQL) Record(table Table, key inbox.Key) Query {
 const unsentColumns = `coalesce(unsent."topic", ''), coalesce(encode(unsent."produced", 'base64'), '')`
 
 func recordsWithUnsent(table Table) string {
-	return table.Quoted() + ` AS record LEFT JOIN ` + table.Unsent().Quoted() + ` AS unsent ON unsent."consumer" = record."consumer" ` +
-		`AND unsent."message_id" = record."message_id" AND unsent."claimed_at" = record."processed_at"`
+	return table.Quoted() + ` AS record LEFT JOIN LATERAL (SELECT * ` + unsentOf(table, `record`, `"processed_at"`) + ` OFFSET 0) AS unsent ON true`
+}
+
+// unsentOf is the stored messages of a record, for a sub-select. LATERAL, and OFFSET or FOR UPDATE with it, look each one
+// up by its key, also when the table has grown and its statistics have not.
+func unsentOf(table Table, record, claimedAt string) string {
+	return `FROM ` + table.Unsent().Quoted() + ` AS unsent WHERE unsent."consumer" = ` + record + `."consumer" ` +
+		`AND unsent."message_id" = ` + record + `."message_id" AND unsent."claimed_at" = ` + record + `.` + claimedAt
 }
 
 // DecodeProduced implements [Dialect].
@@ -87,16 +93,21 @@ func (PostgreSQL) Store(table Table, key inbox.Key, params inbox.StoreParams, fr
 	return query
 }
 
-// MarkSent implements [Dialect].
+// MarkSent implements [Dialect]. The records are in the order of their keys.
 func (PostgreSQL) MarkSent(table Table, records []inbox.Record) Query {
 	const key = `"consumer", "message_id", "claimed_at"`
-	unsent := table.Unsent().Quoted()
-	return Query{Text: `WITH wanted (` + key + `) AS (VALUES ` + recordLiterals(records) + `), ` +
-		`mine AS MATERIALIZED (SELECT unsent.ctid AS place FROM ` + unsent + ` AS unsent JOIN wanted USING (` + key + `) ` +
-		`ORDER BY ` + key + ` FOR UPDATE OF unsent SKIP LOCKED), ` +
-		`deleted AS (DELETE FROM ` + unsent + ` AS unsent WHERE unsent.ctid = ANY (ARRAY(SELECT place FROM mine)) RETURNING ` + key + `) ` +
-		`SELECT "consumer", "message_id", ` + microseconds(`"claimed_at"`) + ` FROM wanted JOIN ` + unsent + ` USING (` + key + `) ` +
+	return Query{Text: `WITH ` + wantedUnsent(table, records, ` SKIP LOCKED`) + `, ` +
+		`deleted AS (DELETE FROM ` + table.Unsent().Quoted() + ` AS unsent WHERE unsent.ctid = ANY (ARRAY(SELECT place FROM mine)) RETURNING ` + key + `) ` +
+		`SELECT "consumer", "message_id", ` + microseconds(`"claimed_at"`) + ` FROM wanted ` +
+		`CROSS JOIN LATERAL (SELECT 1 ` + unsentOf(table, `wanted`, `"claimed_at"`) + ` OFFSET 0) AS there ` +
 		`LEFT JOIN deleted USING (` + key + `) WHERE deleted."consumer" IS NULL`}
+}
+
+// wantedUnsent are the parts "wanted" and "mine" of a query: the records, and the locked places of their stored messages.
+func wantedUnsent(table Table, records []inbox.Record, locked string) string {
+	return `wanted ("consumer", "message_id", "claimed_at") AS (VALUES ` + recordLiterals(records) + `), ` +
+		`mine AS MATERIALIZED (SELECT place FROM wanted CROSS JOIN LATERAL (SELECT unsent.ctid AS place ` +
+		unsentOf(table, `wanted`, `"claimed_at"`) + ` FOR UPDATE` + locked + `) AS found)`
 }
 
 func recordLiterals(records []inbox.Record) string {

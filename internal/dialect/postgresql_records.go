@@ -89,10 +89,8 @@ func (PostgreSQL) DeleteRecords(table Table, found []inbox.Record) Query {
 
 // DeleteUnsent implements [Dialect].
 func (PostgreSQL) DeleteUnsent(table Table, found []inbox.Record) Query {
-	const key = `"consumer", "message_id", "claimed_at"`
-	unsent := table.Unsent().Quoted()
-	return Query{Text: `DELETE FROM ` + unsent + ` WHERE (` + key + `) IN (SELECT ` + key + ` FROM ` + unsent + ` AS unsent ` +
-		`JOIN (VALUES ` + recordLiterals(found) + `) AS found (` + key + `) USING (` + key + `) ORDER BY ` + key + ` FOR UPDATE OF unsent)`}
+	return Query{Text: `WITH ` + wantedUnsent(table, found, ``) + ` DELETE FROM ` + table.Unsent().Quoted() +
+		` AS unsent WHERE unsent.ctid = ANY (ARRAY(SELECT place FROM mine))`}
 }
 
 // Statistics implements [Dialect].

@@ -137,7 +137,7 @@ func (e *Engine) read(ctx context.Context, query func(dialect.Table) dialect.Que
 	destinations := []any{&record.Key.Consumer, &record.Key.MessageID, &processedAt, &record.Topic, &stored}
 	err = e.look(ctx, query, destinations, func() (err error) {
 		record.ProcessedAt = time.UnixMicro(processedAt)
-		record.Produced, err = e.dialect.DecodeProduced(slices.Clone(stored))
+		record.Produced, err = e.dialect.DecodeProduced(stored)
 		found = append(found, record)
 		return err
 	})
