@@ -35,6 +35,10 @@ type CleanerPass struct {
 	// [CleanerOptions].UnsentRetention.
 	UnsentDeleted int
 
+	// Implausible is the number of records that say they were claimed before this module existed: a clock was wrong. They
+	// are kept, because they may be young.
+	Implausible int
+
 	// Yielded: another cleaner was at work, so this one left the rest to it.
 	Yielded bool
 }
@@ -76,12 +80,14 @@ const failedPassPause = time.Minute
 func (c *Cleaner) Run(ctx context.Context) error {
 	for {
 		pass, err := c.Pass(ctx)
-		fields := watermill.LogFields{"deleted": pass.Deleted, "unsent": pass.Unsent, "unsent_deleted": pass.UnsentDeleted}
+		fields := watermill.LogFields{"deleted": pass.Deleted, "unsent": pass.Unsent, "unsent_deleted": pass.UnsentDeleted, "implausible": pass.Implausible}
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err != nil:
 			c.options.Logger.Error("Inbox cleaner pass failed", err, fields)
+		case pass.Implausible > 0:
+			c.options.Logger.Error("Inbox cleaner keeps records that say they are older than this module", nil, fields)
 		case pass.Deleted+pass.Unsent+pass.UnsentDeleted > 0:
 			c.options.Logger.Info("Inbox cleaner pass done", fields)
 		}
@@ -94,13 +100,6 @@ func (c *Cleaner) Run(ctx context.Context) error {
 		}
 	}
 }
-
-// The database's clock and ours may be apart by a quarter of the shortest retention, but not by more than an hour, and
-// always by a minute. A clock that has jumped would make records look expired that are not.
-const (
-	maxClockDifference = time.Hour
-	minClockDifference = time.Minute
-)
 
 // Pass deletes all records that are older than their retention, in batches, each in a transaction of its own.
 // Interrupted at any point it loses nothing. The pass is returned as far as it came, also with an error. A consumer
@@ -153,12 +152,17 @@ func (c *Cleaner) clockTolerance() time.Duration {
 	for _, own := range c.options.Retention.Consumers {
 		shortest = min(shortest, own)
 	}
-	return max(minClockDifference, min(maxClockDifference, shortest/4))
+	return clockTolerance(shortest)
 }
 
 func (c *Cleaner) cleanConsumer(ctx context.Context, consumer string, now time.Time, size *int, pass *CleanerPass) error {
 	retention := c.options.Retention.For(consumer)
 	before := now.Add(-retention)
+	implausible, err := c.records.CountRecords(ctx, Selection{Consumer: consumer, To: earliestRecord})
+	if err != nil {
+		return err
+	}
+	pass.Implausible += implausible
 	if err := c.deleteProcessed(ctx, consumer, before, size, pass); err != nil {
 		return err
 	}
@@ -175,10 +179,13 @@ func (c *Cleaner) cleanConsumer(ctx context.Context, consumer string, now time.T
 // smallestBatch is not made smaller after a timeout.
 const smallestBatch = 10
 
+// earliestRecord is before the first version of this module.
+var earliestRecord = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
 // deleteProcessed goes on from the last record that was deleted, because the database may still have to step over those
 // before it.
 func (c *Cleaner) deleteProcessed(ctx context.Context, consumer string, before time.Time, size *int, pass *CleanerPass) error {
-	for from := (time.Time{}); ; {
+	for from := earliestRecord; ; {
 		batch, cancel := context.WithTimeout(ctx, c.options.BatchTimeout)
 		deleted, last, err := c.records.DeleteProcessed(batch, consumer, from, before, *size)
 		timedOut := batch.Err() != nil && ctx.Err() == nil

@@ -44,6 +44,9 @@ type Observation struct {
 	// TooOld: the message is older than the retention and has no record, see [TooOldOptions], or older than what
 	// its table can tell.
 	TooOld bool
+
+	// AgeUnknown: the guard is on, and the message runs because its time is not known.
+	AgeUnknown bool
 }
 
 // MarksObservation is what became of one try to mark stored messages as sent. See [Options].ObserveMarks.

@@ -31,6 +31,19 @@ func (r Retention) For(consumer string) time.Duration {
 	return r.Default
 }
 
+// Clocks may be apart by a quarter of a retention, but not by more than an hour, and always by a minute. The cleaner
+// deletes nothing when the database's and this process's differ by more; and the guard for messages that are too old
+// begins that much before the end of the retention, because the producer's clock may be ahead of the one by which
+// records are deleted.
+const (
+	maxClockDifference = time.Hour
+	minClockDifference = time.Minute
+)
+
+func clockTolerance(retention time.Duration) time.Duration {
+	return max(minClockDifference, min(maxClockDifference, retention/4))
+}
+
 // Validate returns an error unless every duration is positive.
 func (r Retention) Validate() error {
 	if r.Default <= 0 {

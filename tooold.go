@@ -2,6 +2,7 @@ package inbox
 
 import (
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -11,7 +12,8 @@ import (
 // TooOldOptions guard against a message that comes back after its record was deleted: without them it runs
 // again, unnoticed.
 //
-// The age is judged after the claim. A message whose record is found is a duplicate, however old it is. One
+// The guard begins before the end of the retention, by a quarter of it, but at most an hour and at least a minute, because
+// the producer's clock may be ahead of the database's. The age is judged after the claim. A message whose record is found is a duplicate, however old it is. One
 // that is older than the retention and has no record may have been processed before, or may be delivered for
 // the first time, late: a long backlog and a replay of history are hit as well. To let such messages run, use
 // a middleware without the guard for them, or a Time that returns false.
@@ -20,9 +22,10 @@ type TooOldOptions struct {
 	// off.
 	Retention Retention
 
-	// Time returns when the message was produced; false when that is not known, and then the message runs.
-	// See [TimeFromMetadata] for ids that do not tell.
-	// Default: the time in a message id that is a UUIDv7 or a ULID.
+	// Time returns when the message was produced; false when that is not known, and then the message runs and
+	// [Observation].AgeUnknown is set. A time more than an hour ahead, or before 2016, is not known either: it is no
+	// time, or of a wrong clock. See [TimeFromMetadata] for ids that do not tell.
+	// Default: the time in a message id that is a UUIDv7 or a ULID with at least one letter.
 	Time func(*message.Message) (time.Time, bool)
 
 	// Refuse makes a message that is too old a permanent error that matches [ErrTooOld], for the poison queue.
@@ -53,6 +56,9 @@ func (o *TooOldOptions) setDefaults(messageID func(*message.Message) string) {
 			if at, ok := UUIDv7.Time(id); ok {
 				return at, true
 			}
+			if strings.Trim(id, "0123456789") == "" {
+				return time.Time{}, false // a number of 26 digits is hardly a ULID
+			}
 			return ULID.Time(id)
 		}
 	}
@@ -67,6 +73,9 @@ func TimeFromMetadata(field string) func(*message.Message) (time.Time, bool) {
 	}
 }
 
+// earliestID is before the first ids with a time in them.
+var earliestID = time.Date(2016, 1, 1, 0, 0, 0, 0, time.UTC)
+
 // judgeAge is called for a message that has no record.
 func (a *attempt) judgeAge() error {
 	guard := a.options.TooOld
@@ -74,8 +83,15 @@ func (a *attempt) judgeAge() error {
 		return nil
 	}
 	retention := guard.Retention.For(a.inner.key.Consumer)
+	if retention == KeepForever {
+		return nil
+	}
 	at, known := guard.Time(a.msg)
-	if !known || retention == KeepForever || time.Since(at) <= retention {
+	if !known || at.Before(earliestID) || time.Until(at) > maxClockDifference {
+		a.observation.AgeUnknown = true
+		return nil
+	}
+	if time.Since(at) <= retention-min(clockTolerance(retention), retention/4) {
 		return nil
 	}
 	a.observation.TooOld = true

@@ -16,6 +16,7 @@ var ageCases = []kitCase{
 	{"a message that is too old can be refused", tooOldIsRefused},
 	{"a message that is too old and has a record is a duplicate", tooOldWithRecord},
 	{"the age is judged by the consumer's retention, where it is known", ageAgainstConsumerRetention},
+	{"a time that cannot be true is not known, and that is counted", implausibleTimes},
 	{"the observer is told what became of each attempt", observerSeesEachAttempt},
 	{"the observer is told of a panic, and of the wait for a copy", observerSeesPanicAndWait},
 }
@@ -71,11 +72,13 @@ func ageAgainstConsumerRetention(k *kit) {
 		guard inbox.TooOldOptions
 		want  result
 	}{
-		"young":           {oldAfter(3*time.Hour, 2*time.Hour), acked},
-		"from the future": {oldAfter(time.Hour, -2*time.Hour), acked},
-		"kept for ever":   {oldAfter(inbox.KeepForever, 2*time.Hour), acked},
-		"own retention":   {withConsumer(oldAfter(time.Hour, 2*time.Hour), 3*time.Hour), acked},
-		"own, too old":    {withConsumer(oldAfter(3*time.Hour, 2*time.Hour), time.Hour), nacked},
+		"young":             {oldAfter(3*time.Hour, 2*time.Hour), acked},
+		"from the future":   {oldAfter(time.Hour, -2*time.Hour), acked},
+		"within the clocks": {oldAfter(time.Hour, 50*time.Minute), nacked},
+		"before the margin": {oldAfter(time.Hour, 40*time.Minute), acked},
+		"kept for ever":     {oldAfter(inbox.KeepForever, 2*time.Hour), acked},
+		"own retention":     {withConsumer(oldAfter(time.Hour, 2*time.Hour), 3*time.Hour), acked},
+		"own, too old":      {withConsumer(oldAfter(3*time.Hour, 2*time.Hour), time.Hour), nacked},
 		"unknown": {inbox.TooOldOptions{Retention: inbox.Retention{Default: time.Nanosecond}, Time: func(*message.Message) (time.Time, bool) {
 			return time.Time{}, false
 		}}, acked},
@@ -85,6 +88,32 @@ func ageAgainstConsumerRetention(k *kit) {
 		d := k.deliver(k.Repository, inbox.Options{TooOld: c.guard}, false, k.effect(new(atomic.Int32)))
 		if got := d.send(k.key(), k.context()); got != c.want {
 			k.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}
+
+func implausibleTimes(k *kit) {
+	const month = 30 * 24 * time.Hour
+	for name, c := range map[string]struct {
+		id      string
+		unknown bool
+		want    result
+	}{
+		"a draft's UUIDv7, of the year 2191":   {"065e5a96-172c-771e-8000-bbac546447e1", true, acked},
+		"a number of 26 digits":                {"00000000000000000000004711", true, acked},
+		"a number that would be of 2023":       {"01700000000000000000000001", true, acked},
+		"a UUIDv7 of a clock that was not set": {"00000000-0001-7000-8000-000000000000", true, acked},
+		"a random UUID":                        {"6a5f0a54-8d3b-4a5e-9d4e-0f3c1a2b3c4d", true, acked},
+		"a ULID of 2025":                       {"01JGFJJZ00ZZZZZZZZZZZZZZZZ", false, nacked},
+		"a UUIDv7 of 2025":                     {"01941f29-7c00-7000-9000-000000000000", false, nacked},
+		"a UUIDv7 of now":                      {inbox.UUIDv7.Bound(time.Now()), false, acked},
+	} {
+		watched := &observed{}
+		guard := inbox.TooOldOptions{Retention: inbox.Retention{Default: month}, Refuse: true}
+		d := k.deliver(k.Repository, inbox.Options{Observe: watched.add, TooOld: guard}, false, k.effect(new(atomic.Int32)))
+		got := d.send(inbox.Key{Consumer: consumer, MessageID: c.id}, k.context())
+		if last := watched.last(); got != c.want || last.AgeUnknown != c.unknown || last.TooOld != (c.want == nacked) {
+			k.Errorf("%s: %s, want %s; observed %+v", name, got, c.want, last)
 		}
 	}
 }

@@ -27,6 +27,7 @@ var retentionCases = []kitCase{
 	{"unsent records go only by their own limit, with a line for each", unsentGoByTheirOwnLimit},
 	{"progress is told after each batch and at the end", progressAfterEachBatch},
 	{"a record of the future is kept", recordOfTheFuture},
+	{"a record that cannot be that old is kept, and said", recordOfAWrongClock},
 	{"the longest retention is no trouble", longestRetention},
 	{"a copy that comes when its record has been deleted runs again", copyAfterDeletion},
 	{"a copy that races the deletion of its record is a duplicate or runs", copyRacesDeletion},
@@ -283,6 +284,16 @@ func recordOfTheFuture(k *kit) {
 		k.Fatal(err)
 	}
 	k.wantPass(time.Hour, inbox.CleanerPass{})
+	k.wantProcessed(key)
+}
+
+func recordOfAWrongClock(k *kit) {
+	key := k.key()
+	k.process(key, "effect")
+	if err := k.Age(k.context(), key, time.Since(time.Unix(0, 0))); err != nil {
+		k.Fatal(err)
+	}
+	k.wantPass(time.Hour, inbox.CleanerPass{Implausible: 1})
 	k.wantProcessed(key)
 }
 
