@@ -80,7 +80,7 @@ func (p pool) Exec(ctx context.Context, statement string, args ...any) (int64, e
 // Query implements [engine.Executor].
 func (p pool) Query(ctx context.Context, query dialect.Query, destinations []any, each func() error) error {
 	return p.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
-		return read(ctx, conn.Conn(), query, destinations, each)
+		return lost(conn.Conn(), read(ctx, conn.Conn(), query, destinations, each))
 	})
 }
 

@@ -32,8 +32,8 @@ func (SQLite) Record(table Table, key inbox.Key) Query {
 }
 
 func sqliteRecords(table Table) string {
-	return table.Quoted() + ` AS record LEFT JOIN ` + table.Unsent().Quoted() + ` AS unsent ON unsent."consumer" = record."consumer" ` +
-		`AND unsent."message_id" = record."message_id" AND unsent."claimed_at" = record."processed_at"`
+	return table.Quoted() + ` AS record LEFT JOIN ` + table.Unsent().Quoted() + ` AS unsent ON unsent.` + sqliteConsumer + ` = record."consumer" ` +
+		`AND unsent.` + sqliteMessageID + ` = record."message_id" AND unsent."claimed_at" = record."processed_at"`
 }
 
 // DecodeProduced implements [Dialect].

@@ -129,8 +129,12 @@ func (t *Transaction) isEnded(err error) bool {
 // ended is the error for a handler that has ended its transaction. No retry cures that, and a retry would take what the
 // handler has committed for a duplicate.
 func (t *Transaction) ended(err error) error {
+	t.finished = true
+	_ = t.tx.Rollback() // gives the connection back: the pool may have no other one for the look
+	ctx, cancel := context.WithTimeout(t.ctx, proofTimeout)
+	defer cancel()
 	done := "the claim is rolled back; what the handler wrote after it had ended the transaction may be committed"
-	record, lookErr := t.engine.Look(t.ctx, inbox.ClaimParams{Key: t.key})
+	record, lookErr := t.engine.Look(ctx, inbox.ClaimParams{Key: t.key})
 	switch {
 	case lookErr != nil:
 		done = "it is not known whether the claim is committed"
@@ -161,7 +165,8 @@ func (t *Transaction) Rollback() error {
 	return err
 }
 
-// proofTimeout bounds the question whether a transaction that is to be rolled back is still open.
+// proofTimeout bounds the question whether a transaction that is to be rolled back is still open, and what became of one
+// that is not.
 const proofTimeout = 5 * time.Second
 
 // prove returns an error when the transaction has ended, and nil in doubt.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -74,10 +75,10 @@ func TestHandlersThatBreakTheTransaction(t *testing.T) {
 		"a swallowed error": {do: func(ctx context.Context, tx pgx.Tx) error {
 			_, _ = tx.Exec(ctx, `SELECT 1 / 0`)
 			return nil
-		}, wantErr: pgx.ErrTxCommitRollback, connections: 1},
+		}, wantErr: &pgconn.PgError{Code: "25P02"}, connections: 1},
 		"a deferred constraint": {do: exec(`CREATE TEMPORARY TABLE parents (id int PRIMARY KEY) ON COMMIT DROP;
 			CREATE TEMPORARY TABLE children (parent int REFERENCES parents DEFERRABLE INITIALLY DEFERRED) ON COMMIT DROP;
-			INSERT INTO children VALUES (1)`), wantErr: new(pgconn.PgError), connections: 1},
+			INSERT INTO children VALUES (1)`), wantErr: &pgconn.PgError{Code: "23503"}, connections: 1},
 		"open rows": {do: func(ctx context.Context, tx pgx.Tx) error {
 			rows, err := tx.Query(ctx, `SELECT generate_series(1, 100000)`)
 			rows.Next()
@@ -117,19 +118,26 @@ func TestHandlersThatBreakTheTransaction(t *testing.T) {
 					t.Fatalf("the error is %v, want it to match ErrTransactionBroken", err)
 				}
 				var pgErr *pgconn.PgError
-				if _, coded := c.wantErr.(*pgconn.PgError); coded {
-					if !errors.As(err, &pgErr) || pgErr.Code != "23503" {
+				if want, coded := c.wantErr.(*pgconn.PgError); coded {
+					if !errors.As(err, &pgErr) || pgErr.Code != want.Code {
 						t.Errorf("the driver's error is hidden: %v", err)
 					}
 				} else if c.wantErr != nil && !produces && !errors.Is(err, c.wantErr) {
 					t.Errorf("the error is %v, want it to match %v", err, c.wantErr)
 				}
+				// Only who has ended the transaction is not tried again.
+				if ended := c.wantErr == pgx.ErrTxClosed; inbox.ShouldRetry(middleware.RetryParams{Err: err}) == ended {
+					t.Errorf("tried again: %v, of %v", !ended, err)
+				}
 				kept := 0
 				if c.committed {
 					kept = 1
+					if !strings.Contains(err.Error(), "are committed") {
+						t.Errorf("the error does not say that the claim is committed: %v", err)
+					}
 				}
 				db.wantKept(t, "1", kept, kept)
-				if got := db.Count(t, `SELECT count(*) FROM watermill_inbox WHERE produced IS NOT NULL`); got != 0 {
+				if got := db.Count(t, `SELECT count(*) FROM watermill_inbox_unsent`); got != 0 {
 					t.Errorf("%d records have stored messages", got)
 				}
 				breaks = false
@@ -153,7 +161,7 @@ func storing(t testing.TB, db *database, breaks *bool, do func(context.Context, 
 	return func(msg *message.Message) ([]*message.Message, error) {
 		ctx := context.Background()
 		transaction, record, err := repository.Claim(ctx, inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: msg.UUID}})
-		if err != nil {
+		if err != nil || record != nil {
 			return nil, err
 		}
 		defer func() {
@@ -161,9 +169,6 @@ func storing(t testing.TB, db *database, breaks *bool, do func(context.Context, 
 				t.Logf("rollback: %v", err)
 			}
 		}()
-		if record != nil {
-			return nil, nil
-		}
 		handlerContext := inbox.ContextWithTransaction(ctx, transaction)
 		if err := write(handlerContext, msg.UUID); err != nil {
 			return nil, err
@@ -174,7 +179,7 @@ func storing(t testing.TB, db *database, breaks *bool, do func(context.Context, 
 		if err := do(handlerContext, handlerTx(handlerContext)); err != nil {
 			return nil, err
 		}
-		if _, err := transaction.Store(ctx, []byte("{}")); err != nil {
+		if _, err := transaction.Store(ctx, inbox.StoreParams{Topic: "events", Produced: []byte("{}")}); err != nil {
 			return nil, &inbox.Error{Step: "store", Err: err}
 		}
 		if err := transaction.Commit(ctx); err != nil {
@@ -535,7 +540,7 @@ func TestCutInTheMiddleOfAnAnswer(t *testing.T) {
 	t.Parallel()
 	for name, request := range map[string]string{
 		"begin and the claim": "ON CONFLICT",
-		"the record":          "dispatched_at",
+		"the record":          "LEFT JOIN",
 		"the handler's row":   "SELECT repeat",
 		"the commit":          "commit",
 		"the rollback":        "rollback",
@@ -838,21 +843,18 @@ func TestByteaOutputEscape(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := transaction.Store(ctx, []byte(produced)); err != nil {
+	if _, err := transaction.Store(ctx, inbox.StoreParams{Topic: "events", Produced: []byte(produced)}); err != nil {
 		t.Fatal(err)
 	}
 	if err := transaction.Commit(ctx); err != nil {
 		t.Fatal(err)
 	}
-	transaction, record, err := repository.Claim(ctx, inbox.ClaimParams{Key: key})
+	_, record, err := repository.Claim(ctx, inbox.ClaimParams{Key: key})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if record == nil || string(record.Produced) != produced {
 		t.Errorf("the record is %v", record)
-	}
-	if err := transaction.Rollback(); err != nil {
-		t.Fatal(err)
 	}
 }
 

@@ -93,12 +93,13 @@ func TestRoundTrips(t *testing.T) {
 					t.Error(err)
 				}
 			})
+			stored := inbox.Record{Key: inbox.Key{Consumer: "c", MessageID: "produces"}}
 			store := counted.during(func() {
-				transaction, _, err := repository.Claim(ctx, inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: "produces"}})
+				transaction, _, err := repository.Claim(ctx, inbox.ClaimParams{Key: stored.Key})
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, err := transaction.Store(ctx, []byte("{}")); err != nil {
+				if stored.ProcessedAt, err = transaction.Store(ctx, inbox.StoreParams{Topic: "events", Produced: []byte("{}")}); err != nil {
 					t.Error(err)
 				}
 				if err := transaction.Commit(ctx); err != nil {
@@ -114,8 +115,8 @@ func TestRoundTrips(t *testing.T) {
 				{"a duplicate with its record read back", counted.during(process("1")), 3},
 				{"claim, store and commit, without an effect", store, 3},
 				{"marking as sent", counted.during(func() {
-					if err := repository.MarkSent(ctx, []inbox.Record{{Key: inbox.Key{Consumer: "c", MessageID: "produces"}}}); err != nil {
-						t.Error(err)
+					if locked, err := repository.MarkSent(ctx, []inbox.Record{stored}); err != nil || len(locked) != 0 {
+						t.Error(locked, err)
 					}
 				}), 1},
 				{"the check", counted.during(func() {
@@ -149,17 +150,21 @@ func TestNothingIsLeftInTheSession(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := transaction.Store(ctx, []byte("{}")); err != nil {
+	stored := inbox.Record{Key: inbox.Key{Consumer: "c", MessageID: "produces"}}
+	if stored.ProcessedAt, err = transaction.Store(ctx, inbox.StoreParams{Topic: "events", Produced: []byte("{}")}); err != nil {
 		t.Fatal(err)
 	}
 	if err := transaction.Commit(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := inbox.ListUnsent(ctx, repository, -patience, inbox.Key{}, 10); err != nil {
+	if _, err := inbox.ListUnsent(ctx, repository, -patience, inbox.Record{}, 10); err != nil {
 		t.Fatal(err)
 	}
-	if err := repository.MarkSent(ctx, []inbox.Record{{Key: inbox.Key{Consumer: "c", MessageID: "produces"}}}); err != nil {
-		t.Fatal(err)
+	if locked, err := repository.MarkSent(ctx, []inbox.Record{stored}); err != nil || len(locked) != 0 {
+		t.Fatal(locked, err)
+	}
+	if got := db.Count(t, `SELECT count(*) FROM watermill_inbox_unsent`); got != 0 {
+		t.Fatalf("%d records have stored messages", got)
 	}
 	var prepared, locks int
 	err = db.pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM pg_prepared_statements),

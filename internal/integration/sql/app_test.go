@@ -19,8 +19,8 @@ import (
 
 const patience = 30 * time.Second
 
-// app is a service under test: a router with the documented middleware order on an in-process broker that
-// redelivers what is nacked, at once.
+// app is a service under test: a router with the documented publisher decorator and middleware order on an in-process
+// broker that redelivers what is nacked, at once.
 type app struct {
 	t      testing.TB
 	db     *testdb.Database
@@ -34,6 +34,14 @@ type app struct {
 }
 
 func newApp(t testing.TB, db *testdb.Database, repository inbox.Repository, options inbox.Options) *app {
+	t.Helper()
+	a := newForgetfulApp(t, db, repository, options)
+	a.router.AddPublisherDecorators(a.inbox.DecoratePublisher)
+	return a
+}
+
+// newForgetfulApp is an app without the publisher decorator, so that what its handlers return stays unsent.
+func newForgetfulApp(t testing.TB, db *testdb.Database, repository inbox.Repository, options inbox.Options) *app {
 	t.Helper()
 	m, err := inbox.NewMiddleware(repository, options)
 	if err != nil {

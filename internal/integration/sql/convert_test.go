@@ -326,8 +326,12 @@ func TestConvertKeepsGrants(t *testing.T) {
 		t.Cleanup(func() { db.MustExec(t, `DROP OWNED BY `+name+` CASCADE; DROP ROLE `+name) })
 		db.MustExec(t, `GRANT USAGE, CREATE ON SCHEMA `+schema+` TO `+name)
 	}
-	db.MustExec(t, `ALTER TABLE watermill_inbox OWNER TO `+owner)
-	db.MustExec(t, `GRANT SELECT, INSERT ON watermill_inbox TO `+role+` WITH GRANT OPTION; GRANT UPDATE (produced, dispatched_at) ON watermill_inbox TO `+role)
+	for _, table := range []string{"watermill_inbox", "watermill_inbox_unsent"} {
+		db.MustExec(t, `ALTER TABLE `+table+` OWNER TO `+owner)
+	}
+	// The column privileges are all that the role has to insert with, so that the claims below show that they have moved.
+	db.MustExec(t, `GRANT SELECT ON watermill_inbox TO `+role+` WITH GRANT OPTION; GRANT INSERT (consumer, message_id) ON watermill_inbox TO `+role)
+	db.MustExec(t, `GRANT SELECT, INSERT, UPDATE, DELETE ON watermill_inbox_unsent TO `+role)
 	db.MustExec(t, `ALTER TABLE watermill_inbox ADD CONSTRAINT mine CHECK (consumer <> 'x')`)
 	asRole := *db
 	asRole.URL = strings.Replace(db.URL, "postgres://postgres@", "postgres://"+role+"@", 1)

@@ -445,17 +445,16 @@ func TestFusedAfterATransactionOfSomebodyElse(t *testing.T) {
 				}
 				for i := range 4 {
 					key := inbox.Key{Consumer: "c", MessageID: fmt.Sprint(i / 2)}
-					transaction, _, err := repository.Claim(context.Background(), inbox.ClaimParams{Key: key})
+					transaction, record, err := repository.Claim(context.Background(), inbox.ClaimParams{Key: key})
 					if err != nil {
 						t.Fatal(err)
 					}
 					if i%2 == 0 {
-						err = transaction.Commit(context.Background())
-					} else {
-						err = transaction.Rollback()
-					}
-					if err != nil {
-						t.Fatal(err)
+						if err := transaction.Commit(context.Background()); err != nil {
+							t.Fatal(err)
+						}
+					} else if transaction != nil || record == nil {
+						t.Fatal("the copy is no duplicate")
 					}
 				}
 				tx, err = db.Begin()

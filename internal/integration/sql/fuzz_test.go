@@ -2,6 +2,7 @@ package sql_test
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -36,32 +37,33 @@ func FuzzKey(f *testing.F) {
 			return // the middleware sends nothing then, see the kit
 		}
 		for i, db := range databases {
-			if _, err := db.Exec(`DELETE FROM watermill_inbox`); err != nil {
-				t.Fatal(err)
+			for _, table := range []string{"watermill_inbox", "watermill_inbox_unsent"} {
+				if _, err := db.Exec(`DELETE FROM ` + table); err != nil {
+					t.Fatal(err)
+				}
 			}
 			transaction, record, err := repositories[i].Claim(context.Background(), inbox.ClaimParams{Key: key})
 			if err != nil || record != nil {
 				t.Fatalf("%s: claim of %s: %v, %v", db.Driver, key, record, err)
 			}
-			if _, err := transaction.Store(context.Background(), []byte(consumer+id)); err != nil {
+			if _, err := transaction.Store(context.Background(), inbox.StoreParams{Topic: "events", Produced: []byte(consumer + id)}); err != nil {
 				t.Fatal(err)
 			}
 			if err := transaction.Commit(context.Background()); err != nil {
 				t.Fatalf("%s: commit of %s: %v", db.Driver, key, err)
 			}
-			var gotConsumer, gotID string
-			if err := db.QueryRow(`SELECT consumer, message_id FROM watermill_inbox`).Scan(&gotConsumer, &gotID); err != nil {
-				t.Fatal(err)
-			}
-			if gotConsumer != consumer || gotID != id {
-				t.Fatalf("%s: %s became %q/%q", db.Driver, key, gotConsumer, gotID)
+			for _, table := range []string{"watermill_inbox", "watermill_inbox_unsent"} {
+				var gotConsumer, gotID string
+				if err := db.QueryRow(`SELECT consumer, message_id FROM `+table).Scan(&gotConsumer, &gotID); err != nil {
+					t.Fatal(err)
+				}
+				if gotConsumer != consumer || gotID != id {
+					t.Fatalf("%s: %s became %q/%q in %s", db.Driver, key, gotConsumer, gotID, table)
+				}
 			}
 			transaction, record, err = repositories[i].Claim(context.Background(), inbox.ClaimParams{Key: key})
-			if err != nil || record == nil || string(record.Produced) != consumer+id {
+			if err != nil || transaction != nil || record == nil || record.Topic != "events" || string(record.Produced) != consumer+id {
 				t.Fatalf("%s: second claim of %s: %v, %v", db.Driver, key, record, err)
-			}
-			if err := transaction.Rollback(); err != nil {
-				t.Fatal(err)
 			}
 			if got := db.Count(t, `SELECT count(*) FROM watermill_inbox`); got != 1 {
 				t.Fatalf("%s: %d records", db.Driver, got)
@@ -70,7 +72,7 @@ func FuzzKey(f *testing.F) {
 	})
 }
 
-// FuzzTable: a table name is refused, or names exactly one table, in which everything works. Names that the
+// FuzzTable: a table name is refused, or names exactly one table and that of its unsent messages, in which everything works. Names that the
 // database has taken for itself are refused when the table is made.
 func FuzzTable(f *testing.F) {
 	for _, name := range []string{"", "inbox", "Inbox", `a"b`, "1", "a b", "a;b", "ä", "select", "a\n", "_", "A1_", "_effects", "record", "expired", "need",
@@ -127,20 +129,21 @@ func FuzzTable(f *testing.F) {
 				continue
 			}
 			full := `"` + c.schema + `"."` + want + `"`
+			defer c.db.MustExec(t, `DROP TABLE "`+c.schema+`"."`+want+`_unsent"`)
 			defer c.db.MustExec(t, `DROP TABLE `+full)
 			for range 2 {
 				if err := repository.InitializeSchema(context.Background()); err != nil {
 					t.Fatalf("%s: %q: %v", c.db.Driver, table, err)
 				}
 			}
-			if made := texts(t, c.db, c.tables); len(made) != 1 || made[0] != want {
+			if made := texts(t, c.db, c.tables); len(made) != 2 || !slices.Contains(made, want) || !slices.Contains(made, want+"_unsent") {
 				t.Fatalf("%s: %q made %q", c.db.Driver, table, made)
 			}
 			if made := c.db.Count(t, c.indexes, want, want+"_consumer_processed_at_idx"); made != 1 {
 				t.Fatalf("%s: %q made %d indexes", c.db.Driver, table, made)
 			}
 			use(t, repository)
-			if left := c.db.Count(t, `SELECT count(*) FROM `+full); left != 0 {
+			if left := c.db.Count(t, `SELECT (SELECT count(*) FROM `+full+`) + (SELECT count(*) FROM "`+c.schema+`"."`+want+`_unsent")`); left != 0 {
 				t.Fatalf("%s: %q: %d records are left", c.db.Driver, table, left)
 			}
 		}
@@ -178,10 +181,10 @@ func use(t *testing.T, repository *inboxsql.Repository) {
 		if err != nil || (record != nil) != (processed == 1) {
 			t.Fatalf("claim: %v, %v", record, err)
 		}
-		if record != nil {
-			err = transaction.Rollback()
-		} else if _, err = transaction.Store(ctx, []byte("stored")); err == nil {
-			err = transaction.Commit(ctx)
+		if record == nil {
+			if _, err = transaction.Store(ctx, inbox.StoreParams{Topic: "events", Produced: []byte("stored")}); err == nil {
+				err = transaction.Commit(ctx)
+			}
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -190,11 +193,18 @@ func use(t *testing.T, repository *inboxsql.Repository) {
 	if unsent, err := repository.CountRecords(ctx, inbox.Selection{Unsent: true}); err != nil || unsent != 1 {
 		t.Fatalf("%d unsent, %v", unsent, err)
 	}
-	unsent, err := repository.FindRecords(ctx, inbox.Selection{Unsent: true}, inbox.Key{}, 2)
+	unsent, err := repository.FindRecords(ctx, inbox.Selection{Unsent: true}, inbox.Record{}, 2)
 	if err != nil || len(unsent) != 1 || unsent[0].Key != key {
 		t.Fatalf("unsent are %+v, %v", unsent, err)
 	}
-	if err := repository.MarkSent(ctx, unsent); err != nil {
+	leased, err := repository.LeaseUnsent(ctx, inbox.Selection{Unsent: true}, inbox.Record{}, 2, time.Hour)
+	if err != nil || len(leased) != 1 || leased[0].Key != key {
+		t.Fatalf("leased are %+v, %v", leased, err)
+	}
+	if locked, err := repository.MarkSent(ctx, unsent); err != nil || len(locked) != 0 {
+		t.Fatalf("%v are locked, %v", locked, err)
+	}
+	if _, err := repository.Statistics(ctx, inbox.AllConsumers()); err != nil {
 		t.Fatal(err)
 	}
 	if deleted, _, err := repository.DeleteProcessed(ctx, key.Consumer, time.Time{}, time.Now().Add(time.Hour), 2); err != nil || deleted != 1 {

@@ -92,7 +92,7 @@ func TestHandlerEmptiedTables(t *testing.T) {
 	db := testdb.PostgreSQL(t, "postgres")
 	db.Repository(t, inboxsql.Options{})
 	inboxtest.TestHandler(t, func(t *testing.T) inboxtest.Handler {
-		db.MustExec(t, `TRUNCATE effects, watermill_inbox`)
+		db.MustExec(t, `TRUNCATE effects, watermill_inbox, watermill_inbox_unsent`)
 		return handlerOn(t, db, inboxsql.Options{}, goodHandler(db))
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/components/cqrs"
@@ -189,7 +190,7 @@ func TestRenamedHandler(t *testing.T) {
 func TestCorrelationIDOnReplay(t *testing.T) {
 	t.Parallel()
 	db := testdb.PostgreSQL(t, "postgres")
-	a := newApp(t, db, db.Repository(t, inboxsql.Options{}), inbox.Options{})
+	a := newApp(t, db, db.Repository(t, inboxsql.Options{}), inbox.Options{PublishBackOff: time.Nanosecond}) // the first failure nacks
 	a.router.AddMiddleware(middleware.CorrelationID, a.inbox.Middleware)
 	events := &recorder{fails: 1}
 	var runs atomic.Int32

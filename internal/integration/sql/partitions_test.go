@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
 	inbox "github.com/devmappa/watermill-inbox"
@@ -43,10 +45,41 @@ func makePartition(t testing.TB, db *testdb.Database, name string, from, to time
 		name, inbox.UUIDv7.Bound(from), inbox.UUIDv7.Bound(to)))
 }
 
-// makeRecord makes a record, with stored messages if there are some.
-func makeRecord(t testing.TB, db *testdb.Database, id string, produced []byte) {
+// makeUnsent processes messages of the consumer "c". Each returns one message, which stays unsent.
+func makeUnsent(t testing.TB, db *testdb.Database, repository inbox.Repository, ids ...string) {
 	t.Helper()
-	db.MustExec(t, `INSERT INTO watermill_inbox (consumer, message_id, produced) VALUES ('c', $1, $2)`, id, produced)
+	a := newForgetfulApp(t, db, repository, inbox.Options{})
+	a.router.AddMiddleware(a.inbox.Middleware)
+	a.router.AddHandler("c", "payments", a.broker, "events", &discard{}, func(msg *message.Message) ([]*message.Message, error) {
+		return []*message.Message{newMessage("event of " + msg.UUID)}, nil
+	})
+	a.run()
+	for _, id := range ids {
+		a.publish("payments", newMessage(id))
+	}
+	a.stop()
+}
+
+// wantUnsent fails the test unless the messages of just these records are unsent, and readable.
+func wantUnsent(t testing.TB, repository inbox.Records, ids ...string) []inbox.Record {
+	t.Helper()
+	unsent, err := inbox.ListUnsent(context.Background(), repository, -time.Hour, inbox.Record{}, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	var records []inbox.Record
+	for _, u := range unsent {
+		if u.Err != nil || u.Topic != "events" || len(u.Messages) != 1 || u.Messages[0].UUID != "event of "+u.Key.MessageID {
+			t.Errorf("unsent of %s: %+v", u.Key, u)
+		}
+		got, records = append(got, u.Key.MessageID), append(records, u.Record)
+	}
+	slices.Sort(ids)
+	if !slices.Equal(got, ids) {
+		t.Errorf("unsent are %q, want %q", got, ids)
+	}
+	return records
 }
 
 func exists(t testing.TB, db *testdb.Database, table string) bool {
@@ -77,7 +110,7 @@ func claim(ctx context.Context, repository inbox.Repository, id string) (free bo
 		return false, err
 	}
 	if record != nil {
-		return false, transaction.Rollback()
+		return false, nil
 	}
 	return true, transaction.Commit(ctx)
 }
@@ -118,7 +151,7 @@ func TestPartitionsAreMadeAhead(t *testing.T) {
 					t.Errorf("%d partitions, want three days, today and two days", got)
 				}
 				again := pass(t, keeper)
-				if len(again.Created)+len(again.Retired)+len(again.Blocked) != 0 || again.Left <= 2*24*time.Hour || again.Left > 3*24*time.Hour {
+				if len(again.Created)+len(again.Retired) != 0 || again.Left <= 2*24*time.Hour || again.Left > 3*24*time.Hour {
 					t.Errorf("the second pass says %+v", again)
 				}
 				repository := db.Repository(t, inboxsql.Options{})
@@ -214,7 +247,7 @@ func TestConstraintsOfTheUserAreNotPartitions(t *testing.T) {
 
 func TestPartitionedCheckRefuses(t *testing.T) {
 	t.Parallel()
-	const columns = `consumer text COLLATE "C" NOT NULL, message_id text COLLATE "C" NOT NULL, processed_at timestamptz NOT NULL DEFAULT now(), produced bytea, dispatched_at timestamptz`
+	const columns = `consumer text COLLATE "C" NOT NULL, message_id text COLLATE "C" NOT NULL, processed_at timestamptz NOT NULL DEFAULT now()`
 	table := `CREATE TABLE watermill_inbox (` + columns + `, PRIMARY KEY (consumer, message_id))`
 	parts := table + ` PARTITION BY RANGE (message_id); `
 	part := func(kind inbox.IDKind, from, to time.Time) string {
@@ -239,6 +272,7 @@ func TestPartitionedCheckRefuses(t *testing.T) {
 		"only old ones":                 {parts + `CREATE TABLE q PARTITION OF watermill_inbox ` + part(inbox.UUIDv7, daysAgo(9), daysAgo(0)), "no partition for the present", true},
 		"only new ones":                 {parts + `CREATE TABLE q PARTITION OF watermill_inbox ` + part(inbox.UUIDv7, daysAgo(-1), daysAgo(-2)), "no partition for the present", false},
 		"no unique key":                 {strings.Replace(parts, ", PRIMARY KEY (consumer, message_id)", "", 1) + present, "no primary key", false},
+		"no table of unsent messages":   {parts + present, "the table of unsent messages does not exist", false},
 		"nothing":                       {parts + present, "", true},
 		"nothing, without a beginning":  {parts + `CREATE TABLE p PARTITION OF watermill_inbox FOR VALUES FROM (MINVALUE) TO ('` + inbox.UUIDv7.Bound(daysAgo(-3)) + `')`, "", true},
 		"nothing, and without an end":   {parts + `CREATE TABLE p PARTITION OF watermill_inbox FOR VALUES FROM (MINVALUE) TO (MAXVALUE)`, "", true},
@@ -248,6 +282,9 @@ func TestPartitionedCheckRefuses(t *testing.T) {
 			t.Parallel()
 			db := testdb.PostgreSQL(t, "postgres")
 			db.Adapter = inboxsql.PartitionedPostgreSQLSchema{IDs: inbox.UUIDv7}
+			if name != "no table" && name != "no table of unsent messages" {
+				db.MustExec(t, postgreSQLUnsent)
+			}
 			db.MustExec(t, c.ddl)
 			repository := db.RepositoryWithoutSchema(t, inboxsql.Options{})
 			if err := repository.Check(context.Background()); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {

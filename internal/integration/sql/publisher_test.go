@@ -189,8 +189,11 @@ func TestOutboxOfTheMiddleware(t *testing.T) {
 	if len(got) != 3 || got[0] != "named-1" || got[1] != "1" || len(got[2]) != 36 {
 		t.Errorf("the outbox holds %q", got)
 	}
-	if got := db.Count(t, `SELECT count(*) FROM watermill_inbox WHERE produced IS NULL`); got != 1 {
-		t.Errorf("%d records without stored messages", got)
+	if got := db.Count(t, `SELECT count(*) FROM watermill_inbox`); got != 1 {
+		t.Errorf("%d records, want 1", got)
+	}
+	if got := db.Count(t, `SELECT count(*) FROM watermill_inbox_unsent`); got != 0 {
+		t.Errorf("%d records with stored messages, want none", got)
 	}
 }
 

@@ -18,8 +18,11 @@ func TestSQLiteRecordsCompareBytesUnderAnyCollation(t *testing.T) {
 	t.Parallel()
 	db := testdb.SQLite(t)
 	db.MustExec(t, `CREATE TABLE watermill_inbox (consumer text NOT NULL COLLATE NOCASE, message_id text NOT NULL COLLATE NOCASE,
-		processed_at integer NOT NULL DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)), produced blob, dispatched_at integer)`)
+		processed_at integer NOT NULL DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)))`)
 	db.MustExec(t, `CREATE UNIQUE INDEX inbox_key ON watermill_inbox (consumer COLLATE BINARY, message_id COLLATE BINARY)`)
+	db.MustExec(t, `CREATE TABLE watermill_inbox_unsent (consumer text NOT NULL COLLATE NOCASE, message_id text NOT NULL COLLATE NOCASE, claimed_at integer NOT NULL,
+		stored_at integer NOT NULL DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)), leased_until integer, topic text NOT NULL, produced blob NOT NULL,
+		PRIMARY KEY (consumer COLLATE BINARY, message_id COLLATE BINARY, claimed_at))`)
 	repository := db.RepositoryWithoutSchema(t, inboxsql.Options{})
 	ctx := context.Background()
 	if err := repository.Check(ctx); err != nil {
@@ -27,11 +30,16 @@ func TestSQLiteRecordsCompareBytesUnderAnyCollation(t *testing.T) {
 	}
 	reset := func() {
 		db.MustExec(t, `DELETE FROM watermill_inbox`)
+		db.MustExec(t, `DELETE FROM watermill_inbox_unsent`)
 		for _, consumer := range []string{"c", "C"} {
 			for _, id := range []string{"m", "M"} {
-				db.MustExec(t, `INSERT INTO watermill_inbox (consumer, message_id, produced) VALUES ($1, $2, 'stored')`, consumer, id)
+				db.MustExec(t, `INSERT INTO watermill_inbox (consumer, message_id) VALUES ($1, $2)`, consumer, id)
 			}
 		}
+		// At one time, so that only the names tell them apart.
+		db.MustExec(t, `UPDATE watermill_inbox SET processed_at = (SELECT max(processed_at) FROM watermill_inbox)`)
+		db.MustExec(t, `INSERT INTO watermill_inbox_unsent (consumer, message_id, claimed_at, topic, produced)
+			SELECT consumer, message_id, processed_at, 'events', CAST(consumer || message_id AS blob) FROM watermill_inbox`)
 	}
 	left := func(want int) {
 		t.Helper()
@@ -51,37 +59,66 @@ func TestSQLiteRecordsCompareBytesUnderAnyCollation(t *testing.T) {
 	if count, err := repository.CountRecords(ctx, inbox.Selection{Consumer: "c", MessageID: "m"}); err != nil || count != 1 {
 		t.Errorf("%d are counted, %v", count, err)
 	}
-	for after, n := (inbox.Key{}), 0; ; n++ {
-		page, err := repository.FindRecords(ctx, inbox.Selection{}, after, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(page) == 0 {
-			if n != 4 {
-				t.Errorf("%d pages, want 4", n)
+	for _, unsent := range []bool{false, true} {
+		for after, n := (inbox.Record{}), 0; ; n++ {
+			page, err := repository.FindRecords(ctx, inbox.Selection{Unsent: unsent}, after, 1)
+			if err != nil {
+				t.Fatal(err)
 			}
-			break
+			if len(page) == 0 {
+				if n != 4 {
+					t.Errorf("%d pages, want 4", n)
+				}
+				break
+			}
+			after = page[0]
+			if string(after.Produced) != after.Key.Consumer+after.Key.MessageID {
+				t.Errorf("unsent %v: the messages of %s are %q", unsent, after.Key, after.Produced)
+			}
 		}
-		after = page[0].Key
 	}
-	found, err := repository.FindRecords(ctx, inbox.Selection{Consumer: key.Consumer, MessageID: key.MessageID}, inbox.Key{}, 2)
+	record, err := repository.Look(ctx, inbox.ClaimParams{Key: inbox.Key{Consumer: "C", MessageID: "m"}})
+	if err != nil || record == nil || string(record.Produced) != "Cm" {
+		t.Errorf("the record is %+v, %v", record, err)
+	}
+	leased, err := repository.LeaseUnsent(ctx, inbox.Selection{Consumer: "c", MessageID: "M", Unsent: true}, inbox.Record{}, 5, time.Hour)
+	if err != nil || len(leased) != 1 || string(leased[0].Produced) != "cM" {
+		t.Errorf("leased are %+v, %v", leased, err)
+	}
+	found, err := repository.FindRecords(ctx, inbox.Selection{Consumer: key.Consumer, MessageID: key.MessageID}, inbox.Record{}, 2)
 	if err != nil || len(found) != 1 {
 		t.Fatalf("found %v, %v", found, err)
 	}
-	if err := repository.MarkSent(ctx, found); err != nil {
-		t.Error(err)
+	if locked, err := repository.MarkSent(ctx, found); err != nil || len(locked) != 0 {
+		t.Errorf("%v are locked, %v", locked, err)
 	}
-	if got := db.Count(t, `SELECT count(*) FROM watermill_inbox WHERE produced IS NULL`); got != 1 {
-		t.Errorf("the stored messages of %d records are gone, want 1", got)
+	if got := db.Count(t, `SELECT count(*) FROM watermill_inbox_unsent WHERE consumer || message_id <> 'cm' COLLATE BINARY`); got != 3 {
+		t.Errorf("the stored messages of %d other records are left, want 3", got)
+	}
+	if got := db.Count(t, `SELECT count(*) FROM watermill_inbox_unsent`); got != 3 {
+		t.Errorf("the stored messages of %d records are left, want 3", got)
 	}
 
 	if deleted, err := inbox.Forget(ctx, repository, inbox.Selection{Consumer: "c", MessageID: "m"}, 1); err != nil || deleted != 1 {
 		t.Errorf("%d forgotten, %v", deleted, err)
 	}
 	left(3)
+	if got := db.Count(t, `SELECT count(*) FROM watermill_inbox_unsent`); got != 3 {
+		t.Errorf("the stored messages of %d records are left, want 3", got)
+	}
 
 	reset()
-	db.MustExec(t, `UPDATE watermill_inbox SET produced = NULL`)
+	if deleted, err := repository.DeleteUnsent(ctx, found); err != nil || deleted != 0 {
+		t.Errorf("%d deleted of a record that was claimed at another time, %v", deleted, err)
+	}
+	found, err = repository.FindRecords(ctx, inbox.Selection{Consumer: key.Consumer, MessageID: key.MessageID}, inbox.Record{}, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if deleted, err := repository.DeleteUnsent(ctx, found); err != nil || deleted != 1 {
+		t.Errorf("%d deleted, %v", deleted, err)
+	}
+	left(3)
 	if err := db.Age(ctx, key, 2*time.Hour); err != nil {
 		t.Fatal(err)
 	}
@@ -147,8 +184,13 @@ func TestSQLiteStatementsUseTheIndexes(t *testing.T) {
 		text.Consumers(table),
 		text.DeleteProcessed(table, dialect.DeleteProcessedParams{Consumer: "c", Before: time.Now().Add(-time.Hour), Limit: 1}),
 		text.Count(table, inbox.Selection{Consumer: "c", OlderThan: time.Hour, Unsent: true}),
-		text.Find(table, inbox.Selection{Consumer: "c"}, inbox.Key{}, 1),
+		text.Record(table, found[0].Key),
+		text.Find(table, inbox.Selection{Consumer: "c"}, inbox.Record{}, 1),
+		text.Find(table, inbox.Selection{Consumer: "c", Unsent: true}, inbox.Record{}, 1),
+		text.LeaseUnsent(table, inbox.Selection{Consumer: "c", Unsent: true}, inbox.Record{}, 1, time.Hour),
+		text.Store(table, found[0].Key, inbox.StoreParams{}, false),
 		text.DeleteRecords(table, found),
+		text.DeleteUnsent(table, found),
 		text.MarkSent(table, found),
 	} {
 		rows, err := db.Query(`EXPLAIN QUERY PLAN `+query.Text, query.Args...)
@@ -160,7 +202,7 @@ func TestSQLiteStatementsUseTheIndexes(t *testing.T) {
 			if err := rows.Scan(new(int), new(int), new(int), &step); err != nil {
 				t.Fatal(err)
 			}
-			if strings.HasPrefix(step, "SCAN watermill_inbox") {
+			if strings.HasPrefix(step, "SCAN watermill_inbox") || strings.HasPrefix(step+" ", "SCAN record ") || strings.HasPrefix(step+" ", "SCAN unsent ") {
 				t.Errorf("%s in %s", step, query.Text)
 			}
 		}

@@ -45,7 +45,7 @@ func TestPartitionsAreRetired(t *testing.T) {
 		repository := db.Repository(t, inboxsql.Options{})
 		wantClaim(t, repository, old(1), true)
 		wantClaim(t, repository, young(1), true)
-		if done := pass(t, keeper); !slices.Equal(done.Retired, []string{"expired"}) || len(done.Created)+len(done.Blocked) != 0 {
+		if done := pass(t, keeper); !slices.Equal(done.Retired, []string{"expired"}) || len(done.Created) != 0 {
 			t.Errorf("the pass says %+v", done)
 		}
 		if exists(t, db, "expired") {
@@ -67,53 +67,74 @@ func TestPartitionsAreRetired(t *testing.T) {
 	})
 }
 
-// Unsent messages keep their partition, and no other one; the window moves on all the same.
-func TestUnsentMessagesBlockTheirPartition(t *testing.T) {
+// Unsent messages outlive the partition of their record: they hold up nothing, and are found and marked all the same.
+func TestUnsentMessagesOutliveTheirPartition(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, driver string) {
 		db, keeper := expiring(t, driver)
 		makePartition(t, db, "later", daysAgo(5), daysAgo(4))
 		repository := db.Repository(t, inboxsql.Options{})
-		for n := range 3 {
-			makeRecord(t, db, old(n), []byte("stored"))
+		ctx := context.Background()
+		makeUnsent(t, db, repository, old(0), old(1), old(2), young(1))
+		key := inbox.Key{Consumer: "c", MessageID: old(0)}
+		record, err := repository.Look(ctx, inbox.ClaimParams{Key: key})
+		if err != nil || record == nil {
+			t.Fatalf("the record is %+v, %v", record, err)
 		}
-		db.MustExec(t, `UPDATE watermill_inbox SET dispatched_at = now(), produced = NULL WHERE message_id = $1`, old(0))
-		for range 2 { // it is reported each time
-			done := pass(t, keeper)
-			if !slices.Equal(done.Blocked, []partitions.Blocked{{Partition: "expired", Unsent: 2}}) {
-				t.Errorf("the pass says %+v", done)
+		if locked, err := repository.MarkSent(ctx, []inbox.Record{*record}); err != nil || len(locked) != 0 {
+			t.Fatalf("%v are locked, %v", locked, err)
+		}
+		for _, want := range [][]string{{"expired", "later"}, nil} {
+			if retired := pass(t, keeper).Retired; !slices.Equal(retired, want) {
+				t.Errorf("retired were %v, want %v", retired, want)
 			}
 		}
-		if exists(t, db, "later") {
-			t.Error("the other partition is still there")
+		if exists(t, db, "expired") || exists(t, db, "later") {
+			t.Error("a partition is still there")
 		}
-		wantClaim(t, repository, old(1), false)
-		wantClaim(t, repository, old(3), true)
-		// Between the blocked partition and the window: it was there, and is too old.
+		wantRefused(t, repository, old(1), inbox.ErrTooOld)
+		wantRefused(t, repository, old(3), inbox.ErrTooOld)
 		wantRefused(t, repository, testdb.ID(inbox.UUIDv7, daysAgo(5), 1), inbox.ErrTooOld)
 		longer, err := partitions.New(db.DB, partitions.Options{IDs: inbox.UUIDv7, Retention: 20 * 24 * time.Hour, Ahead: 24 * time.Hour})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if done := pass(t, longer); len(done.Created)+len(done.Retired)+len(done.Blocked) != 0 {
+		if done := pass(t, longer); len(done.Created)+len(done.Retired) != 0 {
 			t.Errorf("with a longer retention the pass says %+v", done)
 		}
 		wantRefused(t, repository, testdb.ID(inbox.UUIDv7, daysAgo(5), 1), inbox.ErrTooOld)
-		unsent, err := repository.FindRecords(context.Background(), inbox.Selection{Unsent: true}, inbox.Key{}, 10)
-		if err != nil || len(unsent) != 2 {
-			t.Fatalf("unsent: %v, %v", unsent, err)
+
+		unsent := wantUnsent(t, repository, old(1), old(2), young(1))
+		statistics, err := repository.Statistics(ctx, inbox.AllConsumers())
+		if err != nil || len(statistics.Consumers) != 1 || statistics.Consumers[0].Records != 1 || statistics.Consumers[0].Unsent != 3 {
+			t.Errorf("the statistics are %+v, %v", statistics, err)
 		}
-		if err := repository.MarkSent(context.Background(), unsent); err != nil {
+		// What an operator or a relay does with them.
+		events := &recorder{}
+		list, err := inbox.ListUnsent(ctx, repository, -time.Hour, inbox.Record{}, 1)
+		if err != nil || len(list) != 1 {
+			t.Fatalf("unsent: %+v, %v", list, err)
+		}
+		if err := list[0].Publish(ctx, repository, events); err != nil || len(events.all()) != 1 {
+			t.Errorf("%d were published, %v", len(events.all()), err)
+		}
+		wantUnsent(t, repository, old(2), young(1))
+		relay, err := inbox.NewRelay(repository, inbox.RelayOptions{Publishers: map[string]message.Publisher{"c": events}, Age: time.Nanosecond})
+		if err != nil {
 			t.Fatal(err)
 		}
-		if done := pass(t, keeper); !slices.Equal(done.Retired, []string{"expired"}) {
-			t.Errorf("the pass says %+v", done)
+		if done, err := relay.Pass(ctx, "c"); err != nil || done.Published != 2 || len(events.all()) != 3 {
+			t.Errorf("the relay's pass says %+v, %v", done, err)
+		}
+		wantUnsent(t, repository)
+		if locked, err := repository.MarkSent(ctx, unsent); err != nil || len(locked) != 0 {
+			t.Errorf("marked a second time, %v are locked, %v", locked, err)
 		}
 	})
 }
 
-// A handler that was open while its partition was looked at stores messages: the partition is detached by then,
-// and comes back.
+// A handler that was open while its partition was looked at stores messages: the partition is detached by then, and
+// what is stored stays.
 func TestAHandlerStoresWhileItsPartitionIsRetired(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, driver string) {
@@ -126,7 +147,7 @@ func TestAHandlerStoresWhileItsPartitionIsRetired(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := handler.Store(ctx, []byte("stored")); err != nil {
+		if _, err := handler.Store(ctx, inbox.StoreParams{Topic: "events", Produced: []byte("stored")}); err != nil {
 			t.Fatal(err)
 		}
 		done := passing(ctx, keeper)
@@ -134,23 +155,18 @@ func TestAHandlerStoresWhileItsPartitionIsRetired(t *testing.T) {
 		if err := handler.Commit(ctx); err != nil {
 			t.Fatal(err)
 		}
-		result := <-done
-		if result.err != nil || !slices.Equal(result.Blocked, []partitions.Blocked{{Partition: "expired", Unsent: 1}}) {
+		if result := <-done; result.err != nil || !slices.Equal(result.Retired, []string{"expired"}) {
 			t.Fatalf("the pass says %+v", result)
 		}
-		duplicate, record, err := repository.Claim(ctx, inbox.ClaimParams{Key: key})
-		if err != nil || record == nil || string(record.Produced) != "stored" {
-			t.Fatalf("the record is %+v, %v", record, err)
+		wantRefused(t, repository, key.MessageID, inbox.ErrTooOld)
+		unsent, err := repository.FindRecords(ctx, inbox.Selection{Unsent: true}, inbox.Record{}, 10)
+		if err != nil || len(unsent) != 1 || unsent[0].Key != key || string(unsent[0].Produced) != "stored" {
+			t.Fatalf("unsent are %+v, %v", unsent, err)
 		}
-		if err := duplicate.Rollback(); err != nil {
-			t.Fatal(err)
+		if locked, err := repository.MarkSent(ctx, unsent); err != nil || len(locked) != 0 {
+			t.Fatalf("%v are locked, %v", locked, err)
 		}
-		if err := repository.MarkSent(ctx, []inbox.Record{*record}); err != nil {
-			t.Fatal(err)
-		}
-		if done := pass(t, keeper); !slices.Equal(done.Retired, []string{"expired"}) {
-			t.Errorf("the next pass says %+v", done)
-		}
+		wantUnsent(t, repository)
 	})
 }
 
@@ -180,7 +196,7 @@ func TestAHandlerIsOpenWhileItsPartitionIsRetired(t *testing.T) {
 		if err := handlers[0].Commit(ctx); err != nil {
 			t.Error(err)
 		}
-		if _, err := handlers[1].Store(ctx, []byte("stored")); !errors.Is(err, inbox.ErrTransactionBroken) {
+		if _, err := handlers[1].Store(ctx, inbox.StoreParams{Topic: "events", Produced: []byte("stored")}); !errors.Is(err, inbox.ErrTransactionBroken) {
 			t.Errorf("storing says %v", err)
 		}
 		if err := handlers[1].Rollback(); err != nil {
@@ -303,36 +319,35 @@ func TestAKilledPassIsTakenUp(t *testing.T) {
 	detach := func(t *testing.T, db *testdb.Database) {
 		db.MustExec(t, `ALTER TABLE watermill_inbox DETACH PARTITION expired CONCURRENTLY`)
 	}
+	store := func(t *testing.T, db *testdb.Database) {
+		makeUnsent(t, db, db.Repository(t, inboxsql.Options{}), old(1))
+	}
 	for name, c := range map[string]struct {
-		until func(t *testing.T, db *testdb.Database)
-		want  partitions.Pass
-		there bool
+		until   func(t *testing.T, db *testdb.Database)
+		retired []string
+		there   bool
+		unsent  []string
 	}{
-		"after the mark":  {mark, partitions.Pass{Retired: []string{"expired"}}, false},
-		"before the drop": {func(t *testing.T, db *testdb.Database) { mark(t, db); detach(t, db) }, partitions.Pass{Retired: []string{"expired"}}, false},
-		"before the return": {func(t *testing.T, db *testdb.Database) {
-			mark(t, db)
-			makeRecord(t, db, old(1), []byte("stored"))
-			detach(t, db)
-		},
-			partitions.Pass{Blocked: []partitions.Blocked{{Partition: "expired", Unsent: 1}}}, true},
-		"after the return": {func(t *testing.T, db *testdb.Database) { mark(t, db); makeRecord(t, db, old(1), []byte("stored")) },
-			partitions.Pass{Blocked: []partitions.Blocked{{Partition: "expired", Unsent: 1}}}, true},
-		"detached by somebody else": {detach, partitions.Pass{}, true},
+		"after the mark":                        {mark, []string{"expired"}, false, nil},
+		"before the drop":                       {func(t *testing.T, db *testdb.Database) { mark(t, db); detach(t, db) }, []string{"expired"}, false, nil},
+		"after the mark, with unsent messages":  {func(t *testing.T, db *testdb.Database) { mark(t, db); store(t, db) }, []string{"expired"}, false, []string{old(1)}},
+		"before the drop, with unsent messages": {func(t *testing.T, db *testdb.Database) { mark(t, db); store(t, db); detach(t, db) }, []string{"expired"}, false, []string{old(1)}},
+		"detached by somebody else":             {detach, nil, true, nil},
 		"detached, and renamed to be kept": {func(t *testing.T, db *testdb.Database) {
 			mark(t, db)
 			detach(t, db)
 			db.MustExec(t, `ALTER TABLE expired RENAME TO kept`)
-		}, partitions.Pass{}, false},
+		}, nil, false, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db, keeper := expiring(t, "postgres")
 			c.until(t, db)
 			done := pass(t, keeper)
-			if !slices.Equal(done.Retired, c.want.Retired) || !slices.Equal(done.Blocked, c.want.Blocked) {
-				t.Errorf("the pass says %+v, want %+v", done, c.want)
+			if !slices.Equal(done.Retired, c.retired) {
+				t.Errorf("the pass says %+v, want %v to be retired", done, c.retired)
 			}
+			wantUnsent(t, db.Repository(t, inboxsql.Options{}), c.unsent...)
 			if got := exists(t, db, "expired"); got != c.there {
 				t.Errorf("the table is there: %v", got)
 			}
@@ -457,9 +472,10 @@ func TestPartitionsInManyInstancesAtOnce(t *testing.T) {
 	t.Parallel()
 	db, _ := expiring(t, "postgres")
 	makePartition(t, db, "expired2", daysAgo(8), daysAgo(7))
-	makePartition(t, db, "blocked", daysAgo(7), daysAgo(6))
-	makeRecord(t, db, testdb.ID(inbox.UUIDv7, daysAgo(7), 1), []byte("stored"))
+	makePartition(t, db, "expired3", daysAgo(7), daysAgo(6))
 	repository := db.Repository(t, inboxsql.Options{})
+	unsent := testdb.ID(inbox.UUIDv7, daysAgo(7), 1)
+	makeUnsent(t, db, repository, unsent)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	handler, _, err := repository.Claim(ctx, inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: old(1)}})
@@ -499,15 +515,13 @@ func TestPartitionsInManyInstancesAtOnce(t *testing.T) {
 	if len(created) != 3 || len(slices.Compact(slices.Clone(created))) != 3 {
 		t.Errorf("created were %v, want the three days each once", created)
 	}
-	if !slices.Equal(retired, []string{"expired", "expired2"}) {
+	if !slices.Equal(retired, []string{"expired", "expired2", "expired3"}) {
 		t.Errorf("retired were %v, want each once", retired)
 	}
-	if !slices.Equal(last.Blocked, []partitions.Blocked{{Partition: "blocked", Unsent: 1}}) {
-		t.Errorf("blocked are %+v", last.Blocked)
-	}
-	if exists(t, db, "expired") || exists(t, db, "expired2") {
+	if exists(t, db, "expired") || exists(t, db, "expired2") || exists(t, db, "expired3") {
 		t.Error("a partition is still there")
 	}
+	wantUnsent(t, repository, unsent)
 	wantClaim(t, repository, young(1), false)
 }
 
@@ -723,7 +737,7 @@ func TestPartitionsAndAWrongClock(t *testing.T) {
 	for clock, behind := range map[string]bool{`now() + interval '10 years'`: false, `now() - interval '3 days'`: true, `now() - interval '100 years'`: true} {
 		db.MustExec(t, `CREATE OR REPLACE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$ SELECT `+clock+` $$`)
 		done, err := elsewhen.Pass(context.Background())
-		if (err != nil) != behind || len(done.Retired)+len(done.Blocked) != 0 || behind && len(done.Created) != 0 {
+		if (err != nil) != behind || len(done.Retired) != 0 || behind && len(done.Created) != 0 {
 			t.Errorf("%s: the pass says %+v, %v", clock, done, err)
 		}
 		wantClaim(t, repository, young(1), false)

@@ -132,7 +132,7 @@ func TestRoundTrips(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, err := transaction.Store(context.Background(), []byte("{}")); err != nil {
+				if _, err := transaction.Store(context.Background(), inbox.StoreParams{Topic: "events", Produced: []byte("{}")}); err != nil {
 					t.Error(err)
 				}
 				if err := transaction.Commit(context.Background()); err != nil {

@@ -202,16 +202,26 @@ func (d *Database) Effects(ctx context.Context) ([]string, error) {
 	return effects, rows.Err()
 }
 
-// Age makes a record older.
+// Age makes a record older, together with its unsent messages.
 func (d *Database) Age(ctx context.Context, key inbox.Key, by time.Duration) error {
-	age := `processed_at - $1 * interval '1 microsecond'`
-	amount := by.Microseconds()
+	step, amount := `$1 * interval '1 microsecond'`, by.Microseconds()
 	if d.Driver == "sqlite" {
-		age, amount = `processed_at - $1`, by.Milliseconds()
+		step, amount = `$1`, by.Milliseconds()
 	}
-	_, err := d.ExecContext(ctx, `UPDATE watermill_inbox SET processed_at = `+age+` WHERE consumer = $2 AND message_id = $3`,
-		amount, key.Consumer, key.MessageID)
-	return err
+	tx, err := d.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }()
+	for _, statement := range []string{
+		`UPDATE watermill_inbox SET processed_at = processed_at - ` + step,
+		`UPDATE watermill_inbox_unsent SET claimed_at = claimed_at - ` + step + `, stored_at = stored_at - ` + step,
+	} {
+		if _, err := tx.ExecContext(ctx, statement+` WHERE consumer = $2 AND message_id = $3`, amount, key.Consumer, key.MessageID); err != nil {
+			return err
+		}
+	}
+	return tx.Commit()
 }
 
 // MustExec runs a statement on the pool; the test fails with it.

@@ -93,24 +93,33 @@ func (u *uuids) Claim(ctx context.Context, params inbox.ClaimParams) (inbox.Tran
 	return transaction, record, err
 }
 
-func (u *uuids) MarkSent(ctx context.Context, records []inbox.Record) error {
-	return u.repository.MarkSent(ctx, u.found(records))
+func (u *uuids) MarkSent(ctx context.Context, records []inbox.Record) ([]inbox.Record, error) {
+	locked, err := u.repository.MarkSent(ctx, u.found(records))
+	return u.given(locked), err
 }
 
 func (u *uuids) DeleteRecords(ctx context.Context, found []inbox.Record) (int, error) {
 	return u.repository.DeleteRecords(ctx, u.found(found))
 }
 
+func (u *uuids) DeleteUnsent(ctx context.Context, found []inbox.Record) (int, error) {
+	return u.repository.DeleteUnsent(ctx, u.found(found))
+}
+
 func (u *uuids) CountRecords(ctx context.Context, selection inbox.Selection) (int, error) {
 	return u.repository.CountRecords(ctx, u.selection(selection))
 }
 
-func (u *uuids) FindRecords(ctx context.Context, selection inbox.Selection, after inbox.Key, limit int) ([]inbox.Record, error) {
-	found, err := u.repository.FindRecords(ctx, u.selection(selection), u.key(after), limit)
-	for i := range found {
-		found[i].Key = u.text(found[i].Key)
-	}
-	return found, err
+func (u *uuids) FindRecords(ctx context.Context, selection inbox.Selection, after inbox.Record, limit int) ([]inbox.Record, error) {
+	after.Key = u.key(after.Key)
+	found, err := u.repository.FindRecords(ctx, u.selection(selection), after, limit)
+	return u.given(found), err
+}
+
+func (u *uuids) LeaseUnsent(ctx context.Context, selection inbox.Selection, after inbox.Record, limit int, lease time.Duration) ([]inbox.Record, error) {
+	after.Key = u.key(after.Key)
+	found, err := u.repository.LeaseUnsent(ctx, u.selection(selection), after, limit, lease)
+	return u.given(found), err
 }
 
 func (u *uuids) Look(ctx context.Context, params inbox.ClaimParams) (*inbox.Record, error) {
@@ -140,4 +149,12 @@ func (u *uuids) found(found []inbox.Record) []inbox.Record {
 		inner[i].Key = u.key(inner[i].Key)
 	}
 	return inner
+}
+
+// given are the records under the kit's keys.
+func (u *uuids) given(records []inbox.Record) []inbox.Record {
+	for i := range records {
+		records[i].Key = u.text(records[i].Key)
+	}
+	return records
 }

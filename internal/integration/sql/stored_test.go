@@ -1,0 +1,137 @@
+package sql_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"runtime"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	inbox "github.com/devmappa/watermill-inbox"
+	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
+	inboxsql "github.com/devmappa/watermill-inbox/sql"
+)
+
+// Stored bytes come back whatever the server's text format for them is, also from a driver that asks for text.
+func TestStoredMessagesUnderByteaOutputEscape(t *testing.T) {
+	t.Parallel()
+	produced := []byte("\x01\x00\\x'\xff")
+	for i := range 256 {
+		produced = append(produced, byte(i))
+	}
+	for name, c := range map[string]struct{ driver, parameters string }{
+		"pgx":                  {"pgx", ""},
+		"pgx, exec mode":       {"pgx", "&default_query_exec_mode=exec"},
+		"pgx, simple protocol": {"pgx", "&default_query_exec_mode=simple_protocol"},
+		"lib-pq":               {"postgres", ""},
+		"lib-pq, fused":        {"fused", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := testdb.PostgreSQL(t, c.driver)
+			db.URL += "&bytea_output=escape&standard_conforming_strings=off" + c.parameters
+			db.DB = db.Open(t)
+			var setting string
+			if err := db.QueryRow(`SHOW bytea_output`).Scan(&setting); err != nil || setting != "escape" {
+				t.Fatalf("%q, %v", setting, err)
+			}
+			repository := db.Repository(t, inboxsql.Options{})
+			ctx, key := context.Background(), inbox.Key{Consumer: "c", MessageID: "1"}
+			transaction, _, err := repository.Claim(ctx, inbox.ClaimParams{Key: key})
+			if err != nil {
+				t.Fatal(err)
+			}
+			stored := inbox.Record{Key: key, Topic: `back\slash'`, Produced: produced}
+			if stored.ProcessedAt, err = transaction.Store(ctx, inbox.StoreParams{Topic: stored.Topic, Produced: produced}); err != nil {
+				t.Fatal(err)
+			}
+			if err := transaction.Commit(ctx); err != nil {
+				t.Fatal(err)
+			}
+			want := func(how string, got inbox.Record, err error) {
+				t.Helper()
+				if err != nil || got.Compare(stored) != 0 || got.Topic != stored.Topic || !bytes.Equal(got.Produced, produced) {
+					t.Errorf("%s: %+v, %v", how, got, err)
+				}
+			}
+			_, record, err := repository.Claim(ctx, inbox.ClaimParams{Key: key})
+			if err != nil || record == nil {
+				t.Fatalf("the copy: %v, %v", record, err)
+			}
+			want("the copy", *record, err)
+			for _, unsent := range []bool{false, true} {
+				found, err := repository.FindRecords(ctx, inbox.Selection{Unsent: unsent}, inbox.Record{}, 2)
+				if err != nil || len(found) != 1 {
+					t.Fatalf("found %+v, %v", found, err)
+				}
+				want("found", found[0], err)
+			}
+			leased, err := repository.LeaseUnsent(ctx, inbox.Selection{Unsent: true}, inbox.Record{}, 2, patience)
+			if err != nil || len(leased) != 1 {
+				t.Fatalf("leased %+v, %v", leased, err)
+			}
+			want("leased", leased[0], err)
+
+			// Through a router: a publish that fails, and the replay.
+			a := newApp(t, db, repository, inbox.Options{PublishBackOff: 1})
+			a.router.AddMiddleware(a.inbox.Middleware)
+			events := &recorder{fails: 1}
+			a.router.AddHandler("book", "payments", a.broker, "events", events, func(*message.Message) ([]*message.Message, error) {
+				return []*message.Message{message.NewMessage("event", produced)}, nil
+			})
+			a.run()
+			a.publish("payments", newMessage("2"))
+			if got := events.all(); len(got) != 1 || got[0].UUID != "event" || !bytes.Equal(got[0].Payload, produced) {
+				t.Errorf("published %+v", got)
+			}
+		})
+	}
+}
+
+// Large messages are stored and read back without many copies of them.
+func TestMemoryOfALargeStoredMessage(t *testing.T) {
+	const size = 16 << 20
+	for _, way := range []string{"postgres", "fused", "inboxpgx"} {
+		t.Run(way, func(t *testing.T) {
+			_, service := openWay(t, way)
+			ctx := context.Background()
+			process := func(id string, payload []byte, store bool) (allocated float64) {
+				transaction, record, err := service.Claim(ctx, inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: id}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !store {
+					if record == nil || !bytes.Equal(record.Produced, payload) {
+						t.Fatal("the stored message is another one")
+					}
+					return 0
+				}
+				_, err = transaction.Store(ctx, inbox.StoreParams{Topic: "events", Produced: payload})
+				if err := errors.Join(err, transaction.Commit(ctx)); err != nil {
+					t.Fatal(err)
+				}
+				return 0
+			}
+			process("small", []byte("x"), true) // connects
+			process("small", []byte("x"), false)
+			payload := make([]byte, size)
+			for i := range payload {
+				payload[i] = byte(i * i)
+			}
+			for _, store := range []bool{true, false} {
+				var before, after runtime.MemStats
+				runtime.GC()
+				runtime.ReadMemStats(&before)
+				process("large", payload, store)
+				runtime.ReadMemStats(&after)
+				times := float64(after.TotalAlloc-before.TotalAlloc) / size
+				t.Logf("store %v: %.2f times the message's size", store, times)
+				if times > 4 {
+					t.Errorf("store %v: %.2f times the message's size is allocated, want at most 4", store, times)
+				}
+			}
+		})
+	}
+}
