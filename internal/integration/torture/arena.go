@@ -26,7 +26,8 @@ type arena struct {
 
 	postgresql   *servers.PostgreSQL // nil with SQLite
 	toPostgreSQL *testproxy.Proxy
-	folder       string // of SQLite
+
+	folder string // SQLite's file, and the sign that the output is away
 
 	kind string
 	dsn  string  // what workers open
@@ -43,6 +44,9 @@ func newArena(ctx context.Context, kind string) (_ *arena, err error) {
 			err = errors.Join(err, a.close())
 		}
 	}()
+	if a.folder, err = os.MkdirTemp("", "inbox-torture-"); err != nil {
+		return nil, err
+	}
 	if a.rabbitmq, err = servers.StartRabbitMQ(ctx); err != nil {
 		return nil, err
 	}
@@ -70,9 +74,6 @@ func newArena(ctx context.Context, kind string) (_ *arena, err error) {
 func (a *arena) openDatabase(ctx context.Context) (err error) {
 	var adapter inboxsql.SchemaAdapter
 	if a.kind == "sqlite" {
-		if a.folder, err = os.MkdirTemp("", "inbox-torture-"); err != nil {
-			return err
-		}
 		a.dsn = "file:" + filepath.Join(a.folder, "torture.db") + "?_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)"
 		a.db, adapter, err = openSQL("sqlite", a.dsn)
 	} else {
@@ -133,11 +134,23 @@ func (a *arena) worker(number int, inboxName string) workerConfig {
 		store = names[0]
 	}
 	uri, _ := through(a.rabbitmq.URI(), a.toRabbitMQ, nil) // it was parsed before
-	return workerConfig{Number: number, Store: store, DSN: a.dsn, AMQP: uri, Inbox: inboxName}
+	return workerConfig{Number: number, Store: store, DSN: a.dsn, AMQP: uri, Inbox: inboxName, Away: a.awayFile()}
 }
 
+// awayFile is there while the workers' output is away.
+func (a *arena) awayFile() string { return filepath.Join(a.folder, "away") }
+
+// deliveryLimit is how often the broker delivers a payment before it drops it. Other faults use up few deliveries: one
+// for each connection or worker that is lost, and about one a second while the database is away, since a failed attempt
+// is tried again before the message is nacked. Without a back-off, a publish that fails at once uses up all of them
+// within a second or two, which is less than awayFor.
+const deliveryLimit = 100
+
 // queueArguments are those with which workers declare.
-var queueArguments = map[string]amqp091.Table{invoices: {"x-queue-type": "quorum"}}
+var queueArguments = map[string]amqp091.Table{
+	bookings: {"x-queue-type": "quorum", "x-delivery-limit": deliveryLimit},
+	invoices: {"x-queue-type": "quorum"},
+}
 
 func (a *arena) declare() error {
 	return a.onChannel(func(channel *amqp091.Channel) error {

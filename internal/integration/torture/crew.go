@@ -39,6 +39,7 @@ type crew struct {
 	members  []*member
 	running  sync.WaitGroup
 	failures []string
+	poisoned []string // why, of each message
 }
 
 // member is one worker, in its successive processes.
@@ -110,6 +111,9 @@ func (c *crew) drawDeath() death {
 		c.random.Shuffle(len(c.points), func(a, b int) { c.points[a], c.points[b] = c.points[b], c.points[a] })
 	}
 	d := death{Point: c.points[0], Count: 1 + c.random.Int64N(maxPassages)}
+	if slices.Contains(rarePoints, d.Point) {
+		d.Count = 1 + d.Count%2
+	}
 	c.points = c.points[1:]
 	return d
 }
@@ -126,6 +130,11 @@ func (c *crew) watch(m *member, ended chan struct{}, cmd *exec.Cmd, stdout io.Re
 		line = strings.TrimSuffix(line, "\n")
 		if point, ok := strings.CutPrefix(line, "dying "); ok {
 			dying = point
+		}
+		if reason, ok := strings.CutPrefix(line, "poisoned "); ok {
+			c.mutex.Lock()
+			c.poisoned = append(c.poisoned, reason)
+			c.mutex.Unlock()
 		}
 		c.tally.add(line)
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"syscall"
 	"time"
 
@@ -28,7 +29,21 @@ const patience = 3 * heartbeat
 // hold is how long a bad network stays bad.
 const hold = 4 * time.Second
 
+// awayFor is longer than deliveryLimit lasts when every publish fails at once, than PublishBackOff, and than the relay's
+// age.
+const awayFor = 6 * time.Second
+
+// outputAway lets the publishers of all workers fail, while everything else works.
+var outputAway = fault{name: "output away", weight: 3, inject: func(ctx context.Context, run *run, _ *rand.Rand) error {
+	if err := os.WriteFile(run.arena.awayFile(), nil, 0o600); err != nil {
+		return err
+	}
+	_ = pause(ctx, awayFor)
+	return os.Remove(run.arena.awayFile())
+}}
+
 var faults = []fault{
+	outputAway,
 	{name: "worker killed (SIGKILL)", weight: 6, inject: func(_ context.Context, run *run, random *rand.Rand) error {
 		run.crew.signal(random, syscall.SIGKILL)
 		return nil

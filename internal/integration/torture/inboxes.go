@@ -11,6 +11,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
 	inbox "github.com/devmappa/watermill-inbox"
 	"github.com/devmappa/watermill-inbox/inboxtest"
@@ -27,25 +28,32 @@ const (
 	claimAfterEffect  = "claim-after-the-effect"
 	keyWithout        = "key-without-the-consumer"
 	notStored         = "produced-messages-not-stored"
+	noBackOff         = "no-back-off-and-no-relay"
 )
 
-var wrongInboxes = []string{checkThenInsert, claimBeforeEffect, claimAfterEffect, keyWithout, notStored}
+var wrongInboxes = []string{checkThenInsert, claimBeforeEffect, claimAfterEffect, keyWithout, notStored, noBackOff}
 
-// inboxUnderTest is what a worker puts into its router.
+// inboxUnderTest is what a worker puts into its router, and beside it.
 type inboxUnderTest struct {
-	middleware message.HandlerMiddleware
-	close      func(context.Context) error
+	addTo func(*message.Router) error
+	relay string // the consumer of a relay; "" for none
+	close func(context.Context) error
 }
 
+const publishBackOff = 2 * time.Second
+
 func newInbox(name string, s store, r *reaper, logger watermill.LoggerAdapter) (inboxUnderTest, error) {
-	options := inbox.Options{Logger: logger}
+	relay, options := bookings, inbox.Options{PublishBackOff: publishBackOff, Logger: logger}
 	repository := inbox.Repository(inboxtest.NewFaultRepository(s.repository(), r.fault))
 	switch name {
 	case ours:
 	case keyWithout:
-		options.Consumer = func(string) string { return "everybody" }
+		relay = "everybody"
+		options.Consumer = func(string) string { return relay }
 	case notStored:
 		repository = forgetful{repository}
+	case noBackOff:
+		relay, options.PublishBackOff = "", 1
 	default:
 		plain, ok := s.(*sqlStore)
 		if !ok {
@@ -60,31 +68,65 @@ func newInbox(name string, s store, r *reaper, logger watermill.LoggerAdapter) (
 		if !ok {
 			return inboxUnderTest{}, fmt.Errorf("there is no inbox %q", name)
 		}
-		return inboxUnderTest{middleware: middlewareOf(flow), close: func(context.Context) error { return nil }}, nil
+		return inboxUnderTest{
+			addTo: func(router *message.Router) error {
+				attempts := retry
+				attempts.ShouldRetry, attempts.ResetContextOnRetry = inbox.ShouldRetry, true
+				router.AddMiddleware(attempts.Middleware, middleware.Timeout(timeout), middleware.Recoverer, middlewareOf(flow))
+				return nil
+			},
+			close: func(context.Context) error { return nil },
+		}, nil
 	}
 	once, err := inbox.NewMiddleware(repository, options)
 	if err != nil {
 		return inboxUnderTest{}, err
 	}
-	return inboxUnderTest{middleware: once.Middleware, close: once.Close}, nil
+	return inboxUnderTest{
+		addTo: func(router *message.Router) error {
+			return once.AddTo(router, inbox.RouterOptions{
+				PoisonPublisher: poisonPublisher{}, PoisonTopic: "poison", Retry: retry, Timeout: timeout,
+			})
+		},
+		relay: relay,
+		close: once.Close,
+	}, nil
 }
+
+// What is around every inbox.
+var retry = middleware.Retry{MaxRetries: 3, InitialInterval: 100 * time.Millisecond, MaxInterval: time.Second, Multiplier: 2}
+
+const timeout = 30 * time.Second
+
+// poisonPublisher tells the driver, to whom every poisoned message is a violation: they are all good.
+type poisonPublisher struct{}
+
+func (poisonPublisher) Publish(_ string, messages ...*message.Message) error {
+	for _, msg := range messages {
+		say("poisoned", fmt.Sprintf("%s in %s: %q", msg.UUID,
+			msg.Metadata.Get(middleware.PoisonedHandlerKey), msg.Metadata.Get(middleware.ReasonForPoisonedKey)))
+	}
+	return nil
+}
+
+func (poisonPublisher) Close() error { return nil }
 
 // forgetful commits without the produced messages: a crash before the publish loses them.
 type forgetful struct{ inbox.Repository }
 
 func (f forgetful) Claim(ctx context.Context, params inbox.ClaimParams) (inbox.Transaction, *inbox.Record, error) {
 	transaction, record, err := f.Repository.Claim(ctx, params)
-	if err != nil {
-		return nil, nil, err
+	if transaction == nil {
+		return nil, record, err
 	}
-	return forgetfulTransaction{transaction}, record, nil
+	return forgetfulTransaction{transaction}, record, err
 }
 
 type forgetfulTransaction struct{ inbox.Transaction }
 
 func (t forgetfulTransaction) Unwrap() inbox.Transaction { return t.Transaction }
 
-func (t forgetfulTransaction) Store(context.Context, []byte) (time.Time, error) {
+func (t forgetfulTransaction) Store(context.Context, inbox.StoreParams) (time.Time, error) {
 	return time.Now(), nil
 }
 

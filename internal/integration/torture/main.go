@@ -1,8 +1,8 @@
 //go:build unix
 
 // Command torture breaks everything around consumers that use the inbox, while payments come in, and then
-// counts: every payment booked once, every event published, under one UUID, and invoiced once. It does the
-// same to inboxes that are wrong on purpose, which it must convict.
+// counts: every payment booked once, every event published, under one UUID, and invoiced once, and nothing
+// left unsent. It does the same to inboxes that are wrong on purpose, which it must convict.
 //
 // It starts servers of its own and touches no others. The seed decides which faults come in which order and
 // what is sent how often; the timing is the machine's.

@@ -3,6 +3,8 @@
 package main
 
 import (
+	"errors"
+	"os"
 	"sync/atomic"
 	"syscall"
 
@@ -19,10 +21,22 @@ var points = []string{
 	string(inboxtest.BeforeStore), string(inboxtest.AfterStore),
 	string(inboxtest.BeforeCommit), string(inboxtest.AfterCommit),
 	string(inboxtest.BeforeRollback), string(inboxtest.AfterRollback),
-	"before publish", "after publish",
+	"before " + routerPublish, "after " + routerPublish,
+	"before " + relayPublish, "after " + relayPublish,
 	"before ack", "after ack",
 	string(inboxtest.BeforeMark), string(inboxtest.AfterMark),
 }
+
+// rarePoints are passed only after a failure, so a worker that is told to die there dies soon.
+var rarePoints = []string{
+	string(inboxtest.BeforeRollback), string(inboxtest.AfterRollback),
+	"before " + relayPublish, "after " + relayPublish,
+}
+
+const (
+	routerPublish = "publish"
+	relayPublish  = "relay publish"
+)
 
 // death is at which passage of a point a worker dies; without a point it does not.
 type death struct {
@@ -74,17 +88,31 @@ func (r *reaper) aroundAcknowledgement(h message.HandlerFunc) message.HandlerFun
 	}
 }
 
-// reapedPublisher is the router's publisher: what comes after it is the acknowledgement.
+// reapedPublisher is the publisher of the router, or of the relay. What comes after it is the acknowledgement, or the mark.
 type reapedPublisher struct {
 	message.Publisher
 	reaper *reaper
+	step   string // routerPublish or relayPublish
+	away   string // while this file is there, nothing can be published
 }
 
+var errAway = errors.New("the output is away")
+
 func (p *reapedPublisher) Publish(topic string, messages ...*message.Message) error {
-	p.reaper.pass("before publish")
+	p.reaper.pass("before " + p.step)
+	if _, err := os.Stat(p.away); err == nil {
+		return errAway
+	}
 	if err := p.Publisher.Publish(topic, messages...); err != nil {
 		return err
 	}
-	p.reaper.pass("after publish")
+	say("done", p.step)
+	p.reaper.pass("after " + p.step)
 	return nil
+}
+
+func (p *reapedPublisher) ofRelay() message.Publisher {
+	relays := *p
+	relays.step = relayPublish
+	return &relays
 }

@@ -27,7 +27,7 @@ type report struct {
 	replayed, rolledBack                      int
 	events, eventCopies                       int
 	bookings, claims                          int
-	marked, unmarked                          int
+	relayed, unsent                           int
 
 	violations []string
 }
@@ -116,8 +116,8 @@ func (r *report) print(out io.Writer) {
 		r.deaths.total()+r.faults.total(), r.payments, r.sent, r.again, r.returned, r.repaired)
 	fmt.Fprintf(out, "  %d handler runs, %d processed as far as they could say, %d failed or rolled back, %d duplicates, %d replays\n",
 		r.handlerRuns, r.processed, r.rolledBack, r.duplicates, r.replayed)
-	fmt.Fprintf(out, "  %d bookings, %d claims, %d events, %d copies of events published, %d marked as sent and %d not\n",
-		r.bookings, r.claims, r.events, r.eventCopies, r.marked, r.unmarked)
+	fmt.Fprintf(out, "  %d bookings, %d claims, %d events, %d copies of events published, %d publishes by relays, %d records unsent\n",
+		r.bookings, r.claims, r.events, r.eventCopies, r.relayed, r.unsent)
 	fmt.Fprintf(out, "  verdict: %s\n", r.verdict())
 }
 
@@ -139,7 +139,7 @@ func (r *report) fill(run *run, state *finalState) {
 		r.handlerRuns += tally.count("run " + consumer)
 		r.claims += len(state.claims[consumer])
 	}
-	r.marked, r.unmarked = state.marked, state.unmarked
+	r.relayed, r.unsent = state.relayed, len(state.unsent)
 	r.processed, r.duplicates = tally.count(processed), tally.count("inbox duplicate")
 	r.replayed, r.rolledBack = tally.count("inbox replayed"), tally.count("inbox failed")
 	for _, rows := range state.ledger {

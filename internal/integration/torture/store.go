@@ -21,7 +21,7 @@ import (
 // store is the database as a worker uses it. The handler's statements go through the transaction in the
 // context.
 type store interface {
-	repository() inbox.Repository
+	repository() inbox.RelayRepository
 	write(ctx context.Context, statement string, args ...any) error
 	read(ctx context.Context, query string) error
 	close()
@@ -76,7 +76,7 @@ type sqlStore struct {
 	inbox *inboxsql.Repository
 }
 
-func (s *sqlStore) repository() inbox.Repository { return s.inbox }
+func (s *sqlStore) repository() inbox.RelayRepository { return s.inbox }
 
 func (s *sqlStore) close() { _ = s.db.Close() }
 
@@ -123,7 +123,7 @@ func openPGX(ctx context.Context, dsn string, connections int) (store, error) {
 	return &pgxStore{pool: pool, inbox: repository}, err
 }
 
-func (s *pgxStore) repository() inbox.Repository { return s.inbox }
+func (s *pgxStore) repository() inbox.RelayRepository { return s.inbox }
 
 func (s *pgxStore) close() { s.pool.Close() }
 

@@ -57,31 +57,33 @@ func TestCheckerConvicts(t *testing.T) {
 			claims: map[string]map[string]bool{
 				bookings: {"p1": true, "p2": true}, audits: {"p1": true, "p2": true}, invoices: {"e1": true, "e2": true},
 			},
-			marked: 2, unmarked: 1,
+			relayed: 1,
 		}
 	}
 	if words := right().check(); len(words) > 0 {
 		t.Fatalf("a right state is convicted: %q", words)
 	}
 	for want, spoil := range map[string]func(*finalState){
-		"payment never booked":                           func(s *finalState) { delete(s.ledger, "p1") },
-		"payment booked more than once":                  func(s *finalState) { s.ledger["p1"] = []int64{5, 5} },
-		"payment booked with another sum":                func(s *finalState) { s.ledger["p1"] = []int64{6} },
-		"booking of nothing that was sent":               func(s *finalState) { s.ledger["p3"] = []int64{1} },
-		"payment never audited":                          func(s *finalState) { delete(s.audits, "p2") },
-		"payment audited more than once":                 func(s *finalState) { s.audits["p2"] = 2 },
-		"event never published":                          func(s *finalState) { delete(s.tapped, "p2") },
-		"event published under several UUIDs":            func(s *finalState) { s.tapped["p2"]["e3"] = 1 },
-		"published event never invoiced":                 func(s *finalState) { delete(s.invoices, [2]string{"p1", "e1"}) },
-		"event invoiced more than once":                  func(s *finalState) { s.invoices[[2]string{"p1", "e1"}] = 2 },
-		"invoice of an event that nobody has published":  func(s *finalState) { s.invoices[[2]string{"p1", "e9"}] = 1 },
-		"claim without an effect in " + bookings:         func(s *finalState) { s.claims[bookings]["p9"] = true },
-		"claim without an effect in " + audits:           func(s *finalState) { s.claims[audits]["p9"] = true },
-		"claim without an effect in " + invoices:         func(s *finalState) { s.claims[invoices]["e9"] = true },
-		"effect without a claim in " + bookings:          func(s *finalState) { delete(s.claims[bookings], "p1") },
-		"effect without a claim in " + audits:            func(s *finalState) { delete(s.claims[audits], "p1") },
-		"effect without a claim in " + invoices:          func(s *finalState) { delete(s.claims[invoices], "e1") },
-		"stored messages not marked as sent: 1 (2 of 2)": func(s *finalState) { s.marked, s.unmarked = 0, 2 },
+		"payment never booked":                            func(s *finalState) { delete(s.ledger, "p1") },
+		"payment booked more than once":                   func(s *finalState) { s.ledger["p1"] = []int64{5, 5} },
+		"payment booked with another sum":                 func(s *finalState) { s.ledger["p1"] = []int64{6} },
+		"booking of nothing that was sent":                func(s *finalState) { s.ledger["p3"] = []int64{1} },
+		"payment never audited":                           func(s *finalState) { delete(s.audits, "p2") },
+		"payment audited more than once":                  func(s *finalState) { s.audits["p2"] = 2 },
+		"event never published":                           func(s *finalState) { delete(s.tapped, "p2") },
+		"event published under several UUIDs":             func(s *finalState) { s.tapped["p2"]["e3"] = 1 },
+		"published event never invoiced":                  func(s *finalState) { delete(s.invoices, [2]string{"p1", "e1"}) },
+		"event invoiced more than once":                   func(s *finalState) { s.invoices[[2]string{"p1", "e1"}] = 2 },
+		"invoice of an event that nobody has published":   func(s *finalState) { s.invoices[[2]string{"p1", "e9"}] = 1 },
+		"claim without an effect in " + bookings:          func(s *finalState) { s.claims[bookings]["p9"] = true },
+		"claim without an effect in " + audits:            func(s *finalState) { s.claims[audits]["p9"] = true },
+		"claim without an effect in " + invoices:          func(s *finalState) { s.claims[invoices]["e9"] = true },
+		"effect without a claim in " + bookings:           func(s *finalState) { delete(s.claims[bookings], "p1") },
+		"effect without a claim in " + audits:             func(s *finalState) { delete(s.claims[audits], "p1") },
+		"effect without a claim in " + invoices:           func(s *finalState) { delete(s.claims[invoices], "e1") },
+		"stored messages still unsent: 1 (of p1, 1 rows)": func(s *finalState) { s.unsent = map[string]int{"p1": 1} },
+		"stored messages left to the relay":               func(s *finalState) { s.relayed = 2 },
+		"message poisoned: 1 (why)":                       func(s *finalState) { s.poisoned = []string{"why"} },
 	} {
 		s := right()
 		spoil(s)

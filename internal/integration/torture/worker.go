@@ -10,13 +10,13 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp091 "github.com/rabbitmq/amqp091-go"
 
 	inbox "github.com/devmappa/watermill-inbox"
@@ -47,6 +47,7 @@ type workerConfig struct {
 	DSN    string
 	AMQP   string
 	Inbox  string
+	Away   string // a file, see reapedPublisher
 	Death  death
 }
 
@@ -75,7 +76,7 @@ func work(encoded string) error {
 	defer stop()
 
 	reaper := &reaper{death: config.Death}
-	store, err := openStore(ctx, config.Store, config.DSN, inFlight*3+1)
+	store, err := openStore(ctx, config.Store, config.DSN, inFlight*3+2) // with the marks and the relay
 	if err != nil {
 		return err
 	}
@@ -96,21 +97,15 @@ func work(encoded string) error {
 		}
 		return inboxamqp.Concurrent(inner, inFlight)
 	}
-	publisher, err := newPublisher(config.AMQP, reaper, logger)
+	publisher, err := newPublisher(config, reaper, logger)
 	if err != nil {
 		return err
 	}
 	defer publisher.Close()
-	router.AddMiddleware(
-		reaper.aroundAcknowledgement,
-		middleware.Retry{
-			MaxRetries: 3, InitialInterval: 100 * time.Millisecond, Multiplier: 2,
-			ShouldRetry: inbox.ShouldRetry, ResetContextOnRetry: true,
-		}.Middleware,
-		middleware.Timeout(30*time.Second),
-		middleware.Recoverer,
-		once.middleware,
-	)
+	router.AddMiddleware(reaper.aroundAcknowledgement)
+	if err := once.addTo(router); err != nil {
+		return err
+	}
 	handlers := handlers{store: store, reaper: reaper}
 	var subscribers [3]message.Subscriber
 	for i := range subscribers {
@@ -122,6 +117,21 @@ func work(encoded string) error {
 	router.AddConsumerHandler(audits, audits, subscribers[1], handlers.audit)
 	router.AddConsumerHandler(invoices, invoices, subscribers[2], handlers.invoice)
 
+	var relaying sync.WaitGroup
+	defer relaying.Wait() // before the store and the publisher are closed
+	relayContext, endRelay := context.WithCancel(ctx)
+	defer endRelay() // also when the router ends by itself
+	if once.relay != "" {
+		relay, err := newRelay(store, once.relay, publisher, logger)
+		if err != nil {
+			return err
+		}
+		relaying.Go(func() {
+			if err := relay.Run(relayContext); relayContext.Err() == nil {
+				fmt.Fprintln(os.Stderr, "the relay ended by itself:", err)
+			}
+		})
+	}
 	context.AfterFunc(ctx, func() { _ = router.Close() })
 	go func() {
 		<-router.Running()
@@ -139,7 +149,18 @@ func work(encoded string) error {
 	return nil
 }
 
-// amqpConfig is for the queues: classic ones, and a quorum queue for the invoices.
+// newRelay returns one that is in a hurry, but leaves the router's publish its time.
+func newRelay(s store, consumer string, publisher *reapedPublisher, logger watermill.LoggerAdapter) (*inbox.Relay, error) {
+	return inbox.NewRelay(s.repository(), inbox.RelayOptions{
+		Publishers: map[string]message.Publisher{consumer: publisher.ofRelay()},
+		Age:        2 * publishBackOff,
+		Interval:   time.Second,
+		Lease:      5 * time.Second,
+		Logger:     logger,
+	})
+}
+
+// amqpConfig is for the queues, classic ones and quorum queues.
 func amqpConfig(uri string) amqp.Config {
 	config := amqp.NewDurableQueueConfig(uri)
 	config.Connection.AmqpConfig = &amqp091.Config{Heartbeat: heartbeat}
@@ -158,14 +179,14 @@ func (noTopology) BuildTopology(*amqp091.Channel, string, string, amqp.Config, w
 
 func (noTopology) ExchangeDeclare(*amqp091.Channel, string, amqp.Config) error { return nil }
 
-func newPublisher(uri string, reaper *reaper, logger watermill.LoggerAdapter) (message.Publisher, error) {
-	config := amqpConfig(uri)
+func newPublisher(worker workerConfig, reaper *reaper, logger watermill.LoggerAdapter) (*reapedPublisher, error) {
+	config := amqpConfig(worker.AMQP)
 	config.Exchange.GenerateName = func(topic string) string { return topic }
 	publisher, err := amqp.NewPublisher(config, logger)
 	if err != nil {
 		return nil, err
 	}
-	return &reapedPublisher{Publisher: publisher, reaper: reaper}, nil
+	return &reapedPublisher{Publisher: publisher, reaper: reaper, step: routerPublish, away: worker.Away}, nil
 }
 
 // handlers are the users' part.
