@@ -64,4 +64,31 @@
 //     many poison publishers do not publish.
 //   - Recoverer is inside of Retry, so that a handler that always panics is poisoned after the retries.
 //     Outermost, the panic jumps over both and is redelivered without end.
+//
+// # Whose error it is
+//
+// What [ShouldRetry] and [ShouldPoison] say. What is not poisoned is nacked after the retries, and the broker delivers it
+// again.
+//
+//	error                                             retried  poisoned  because
+//	handler's own, a panic, a unique violation, ...   yes      yes       the message or the handler causes it
+//	Permanent                                         no       yes       the handler knows
+//	handler's time limit of its own, 57014            yes      yes       a bad message may meet it each time
+//	message's context cancelled or past its deadline  yes      no        a shutdown, or the Timeout of an attempt
+//	lost connection, network, DNS is away             yes      no        an outage
+//	unknown host, a port that is none                 yes      yes       an address out of a message
+//	PostgreSQL 08, 40, 530-533, 57P, 58000, 58030,    yes      no        the server's state
+//	    25P03, 25P04, 55P03
+//	SQLite busy, locked, I/O error, full              yes      no        the database's state
+//	other codes of both                               yes      yes       the statement, or its values
+//	ErrInvalidKey, ErrTooOld, ErrNoPublishTopic       no       yes       the message, or the router's set-up
+//	ErrInFlight, ErrNoRecord, ErrStoredMessages       yes      no        another copy runs, or an operator is needed
+//	claim, store and commit otherwise                 yes      no        never the message's fault
+//	outbox, with a code or without                    as the handler's own
+//	ErrTransactionBroken                              yes      yes       the handler made the commit impossible
+//	    because the handler has ended it              no       yes       a retry would be a duplicate of a half
+//
+// SQLSTATEs are those of lib/pq and pgx, SQLite's codes those of modernc.org/sqlite and github.com/mattn/go-sqlite3. A
+// number in another error is not taken for a code. The connection that a rollback finds lost counts as the reason for what
+// the handler returned, unless that is a time limit.
 package inbox

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
+
+	"github.com/devmappa/watermill-inbox/internal/sqliteerr"
 )
 
 // Errors of the middleware's own steps match one of these or wrap the repository's error. All of them
@@ -50,7 +52,7 @@ var (
 // the message's context ended while the handler ran, or the transaction could not be rolled back because
 // its connection is lost: then it is wrapped here together with that.
 type Error struct {
-	// Step is one of "key", "claim", "replay", "handler", "store" and "commit".
+	// Step is one of "key", "claim", "replay", "handler", "outbox", "store" and "commit".
 	Step string
 
 	// Key is the message's key; in step "key" it is the one that was refused.
@@ -92,12 +94,11 @@ func ShouldRetry(params middleware.RetryParams) bool {
 	return !isPermanent(params.Err)
 }
 
-// ShouldPoison fits Watermill's PoisonQueueWithFilter. It is true for permanent errors and for the
-// handler's own. It is false for what is never the message's fault, so that an outage or a shutdown puts
-// nothing into the poison queue: errors of the claim and the commit, copies in flight, ended contexts,
-// lost connections, and what databases ask to be tried again (serialization failures, deadlocks). An
-// error that another middleware makes up during an outage, such as an open circuit breaker's, is not
-// known here: combine this function with a test for it.
+// ShouldPoison fits Watermill's PoisonQueueWithFilter. It is true for permanent errors and for the handler's own, a time
+// limit that the handler has set itself included. It is false for what is never the message's fault, so that an outage or
+// a shutdown puts nothing into the poison queue. The package documentation has the table. An error that another
+// middleware makes up during an outage, such as an open circuit breaker's, is not known here: combine this function with
+// a test for it.
 func ShouldPoison(err error) bool {
 	if err == nil {
 		return false
@@ -109,54 +110,60 @@ func ShouldPoison(err error) bool {
 		return false // even if permanent: a subscriber that is closing has nacked the message already
 	case isPermanent(err):
 		return true
-	case isTransient(err):
+	case isTransient(err), ours && errors.Is(err, context.DeadlineExceeded):
 		return false
 	}
-	return !ours || errors.Is(err, ErrTransactionBroken)
+	// What an outbox refuses is what the handler has returned.
+	return !ours || own.Step == "outbox" || errors.Is(err, ErrTransactionBroken)
 }
 
-// isTransient reports whether a handler's error is about the context, a connection or the server's
-// state. It relies on what the standard library and the drivers' errors share, not on any driver. It is
-// narrow: a payload can make a handler meet a bad URL, a missing file or a truncated document.
+// isTransient reports whether an error is about a cancelled context, a connection or the server's state. It relies on
+// what the standard library and the drivers' errors share. It is narrow: a payload can make a handler meet a bad URL, a
+// missing file or a truncated document.
 func isTransient(err error) bool {
-	if err == nil {
-		return false
-	}
-	for _, transient := range []error{context.Canceled, context.DeadlineExceeded, driver.ErrBadConn, net.ErrClosed} {
+	for _, transient := range []error{context.Canceled, driver.ErrBadConn, net.ErrClosed} {
 		if errors.Is(err, transient) {
 			return true
 		}
 	}
 	var (
 		dnsErr     *net.DNSError
+		addressErr *net.AddrError // a port that is none
 		networkErr *net.OpError
 		unsentErr  interface{ SafeToRetry() bool } // of pgx: the statement did not leave, the connection is dead
 		stateErr   interface{ SQLState() string }  // of lib/pq and pgx
-		codeErr    interface{ Code() int }         // of modernc.org/sqlite
 	)
 	switch {
 	case errors.As(err, &dnsErr):
 		return !dnsErr.IsNotFound
+	case errors.As(err, &addressErr):
+		return false
 	case errors.As(err, &networkErr):
 		return true
 	case errors.As(err, &unsentErr) && unsentErr.SafeToRetry():
 		return true
 	case errors.As(err, &stateErr):
 		return slices.ContainsFunc(transientStates, func(class string) bool { return strings.HasPrefix(stateErr.SQLState(), class) })
-	case errors.As(err, &codeErr):
-		return slices.Contains(transientCodes, codeErr.Code()&0xff)
 	}
-	return false
+	code, ok := sqliteerr.Code(err)
+	return ok && slices.Contains(transientCodes, code)
 }
 
 var (
-	// Appendix A of the PostgreSQL manual: connection exception, transaction rollback, insufficient
-	// resources, shutdown, system error, idle-in-transaction and transaction timeout, lock not available.
-	transientStates = []string{"08", "40", "53", "57P", "58", "25P03", "25P04", "55P03"}
+	// Appendix A of the PostgreSQL manual: connection exception, transaction rollback, insufficient resources but not a
+	// configured limit, shutdown, system and I/O error but not a file that is missing or there, idle-in-transaction and
+	// transaction timeout, lock not available.
+	transientStates = []string{"08", "40", "530", "531", "532", "533", "57P", "58000", "58030", "25P03", "25P04", "55P03"}
 
-	// SQLite's result codes: busy, locked, I/O error, disk full.
-	transientCodes = []int{5, 6, 10, 13}
+	transientCodes = []int{sqliteerr.Busy, sqliteerr.Locked, sqliteerr.IOErr, sqliteerr.Full}
 )
+
+// isTimeLimit reports whether a handler's error is that of a time limit of its own, given that the message's context has
+// not ended. With most drivers a statement's time limit costs the connection.
+func isTimeLimit(err error) bool {
+	var stateErr interface{ SQLState() string }
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &stateErr) && stateErr.SQLState() == "57014"
+}
 
 // CheckError says why a repository's table or server cannot be used as an inbox. Nothing is claimed and nothing is
 // acknowledged until the faults are gone.

@@ -22,10 +22,11 @@ type sqlState string
 func (s sqlState) Error() string    { return "postgresql" }
 func (s sqlState) SQLState() string { return string(s) }
 
-type sqliteCode int
+// otherCode is of no database.
+type otherCode int
 
-func (c sqliteCode) Error() string { return "sqlite" }
-func (c sqliteCode) Code() int     { return int(c) }
+func (c otherCode) Error() string { return "limit exceeded" }
+func (c otherCode) Code() int     { return int(c) }
 
 func TestShouldRetryAndShouldPoison(t *testing.T) {
 	t.Parallel()
@@ -58,18 +59,23 @@ func TestShouldRetryAndShouldPoison(t *testing.T) {
 		"permanent, past the deadline":         {step("handler", errors.Join(inbox.Permanent(handlers), context.DeadlineExceeded)), false, true},
 		"broken only because the context went": {step("commit", errors.Join(inbox.ErrTransactionBroken, context.Canceled)), true, false},
 		"cancelled":                            {context.Canceled, true, false},
-		"past the deadline":                    {fmt.Errorf("query: %w", context.DeadlineExceeded), true, false},
+		"past the message's deadline":          {step("handler", fmt.Errorf("query: %w", context.DeadlineExceeded)), true, false},
+		"past the handler's own deadline":      {fmt.Errorf("query: %w", context.DeadlineExceeded), true, true},
+		"refused by the outbox":                {step("outbox", state("22P02")), true, true},
+		"outbox, the database goes down":       {step("outbox", state("57P01")), true, false},
 		"bad connection":                       {driver.ErrBadConn, true, false},
 		"a truncated document":                 {fmt.Errorf("decode: %w", io.ErrUnexpectedEOF), true, true},
 		"a bad URL":                            {badURL, true, true},
 		"a missing file":                       {noFile, true, true},
 		"an unknown host":                      {&net.OpError{Op: "dial", Err: &net.DNSError{IsNotFound: true}}, true, true},
+		"a port that is none":                  {&net.OpError{Op: "dial", Err: &net.AddrError{Err: "invalid port"}}, true, true},
+		"a missing file of the server":         {state("58P01"), true, true},
+		"a configured limit":                   {state("53400"), true, true},
+		"an I/O error of the server":           {state("58030"), true, false},
 		"DNS is away":                          {&net.OpError{Op: "dial", Err: &net.DNSError{IsTemporary: true}}, true, false},
 		"statement timeout":                    {state("57014"), true, true},
 		"transaction timeout":                  {state("25P04"), true, false},
-		"SQLite, disk full":                    {sqliteCode(13), true, false},
-		"SQLite, busy snapshot":                {sqliteCode(5 | 2<<8), true, false},
-		"SQLite, constraint":                   {sqliteCode(19), true, true},
+		"a code that would be SQLite's busy":   {otherCode(1029), true, true},
 		"the connection was lost as well":      {step("handler", errors.Join(handlers, driver.ErrBadConn)), true, false},
 		"connection closed":                    {net.ErrClosed, true, false},
 		"connection refused":                   {&net.OpError{Op: "dial", Err: errors.New("refused")}, true, false},

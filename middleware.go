@@ -137,9 +137,9 @@ func (a *attempt) process(h message.HandlerFunc) (produced []*message.Message, e
 	if err != nil {
 		return nil, a.afterHandler(transaction, err)
 	}
-	produced, err = a.store(ctx, transaction, produced)
+	step, produced, err := a.store(ctx, transaction, produced)
 	if err != nil {
-		return nil, a.failed("store", err)
+		return nil, a.failed(step, err)
 	}
 	a.inner.open.ended.Store(true)
 	if !detach() {
@@ -165,7 +165,7 @@ func (a *attempt) afterHandler(transaction Transaction, err error) error {
 	switch {
 	case errors.Is(lost, ErrTransactionBroken):
 		return a.failed("handler", fmt.Errorf("%w; it returned: %v", lost, err))
-	case isTransient(lost) && a.outer.Err() == nil:
+	case isTransient(lost) && a.outer.Err() == nil && !isTimeLimit(err):
 		// A dead connection is the likely reason for whatever the handler met.
 		return a.failed("handler", errors.Join(err, lost))
 	}
@@ -190,7 +190,7 @@ func (a *attempt) claim(ctx context.Context, cancel context.CancelCauseFunc) (Tr
 	}
 	if a.outer.Err() == nil {
 		// Not wrapped: the driver says "canceled", and the router hides what was cancelled.
-		err = fmt.Errorf("%w (after %s: %v)", ErrInFlight, a.options.ClaimTimeout, err)
+		err = fmt.Errorf("%w (after %s: %v)", ErrInFlight, a.waited.Round(time.Millisecond), err)
 	}
 	return nil, nil, err
 }
@@ -202,7 +202,7 @@ func (a *attempt) handle(h message.HandlerFunc) ([]*message.Message, error) {
 	a.msg.SetContext(&a.inner)
 
 	produced, err := h(a.msg)
-	if ended := a.outer.Err(); ended != nil && (err == nil || !errors.Is(err, ended)) {
+	if a.outer.Err() != nil {
 		// The transaction has ended with the context. Whatever the handler made of that, it is the reason.
 		return nil, a.failed("handler", err)
 	}

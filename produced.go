@@ -18,28 +18,29 @@ import (
 
 // store keeps the produced messages in the claim's transaction: the router publishes them only after
 // the commit, and a publish that fails must find them again. It returns what the router is to publish,
-// which is nothing when there is an outbox.
-func (a *attempt) store(ctx context.Context, transaction Transaction, produced []*message.Message) ([]*message.Message, error) {
+// which is nothing when there is an outbox, and the step for an error.
+func (a *attempt) store(ctx context.Context, transaction Transaction, produced []*message.Message) (string, []*message.Message, error) {
 	if len(produced) == 0 {
-		return nil, nil
+		return "", nil, nil
 	}
+	const step = "store"
 	topic := message.PublishTopicFromCtx(a.outer)
 	if topic == "" {
-		return nil, ErrNoPublishTopic
+		return step, nil, ErrNoPublishTopic
 	}
 	if slices.Contains(produced, nil) {
-		return nil, Permanent(errors.New("the handler returned a nil message"))
+		return step, nil, Permanent(errors.New("the handler returned a nil message"))
 	}
 	produced = nameProduced(a.inner.key, produced)
 	if a.options.Outbox != nil {
-		return nil, a.options.Outbox.Publish(topic, a.inside(produced)...)
+		return "outbox", nil, a.options.Outbox.Publish(topic, a.inside(produced)...)
 	}
 	if !utf8.ValidString(topic) || strings.IndexByte(topic, 0) >= 0 {
-		return nil, Permanent(fmt.Errorf("the publish topic %q is not valid UTF-8 without NUL", topic))
+		return step, nil, Permanent(fmt.Errorf("the publish topic %q is not valid UTF-8 without NUL", topic))
 	}
 	var err error
 	a.processedAt, err = transaction.Store(ctx, StoreParams{Topic: topic, Produced: encodeProduced(produced)})
-	return produced, err
+	return step, produced, err
 }
 
 // inside returns copies with the handler's context: one of the messages may be the incoming one.

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	inbox "github.com/devmappa/watermill-inbox"
+	"github.com/devmappa/watermill-inbox/internal/sqliteerr"
 )
 
 // handlerFailure is what a reader of a build's output needs: what is wrong, what was seen, why, and what
@@ -105,15 +106,15 @@ const kitFrames = "github.com/devmappa/watermill-inbox/inboxtest.(*"
 // whyRefused says why a message was not acknowledged although nothing was done to it.
 func whyRefused(err error) advice {
 	var (
-		own     *inbox.Error
-		codeErr interface{ Code() int } // of SQLite drivers
-		step    string
+		own  *inbox.Error
+		step string
 	)
 	if errors.As(err, &own) {
 		step = own.Step
 	}
 	late := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, inbox.ErrInFlight)
-	locked := errors.As(err, &codeErr) && (codeErr.Code()&0xff == 5 || codeErr.Code()&0xff == 6)
+	code, _ := sqliteerr.Code(err)
+	locked := code == sqliteerr.Busy || code == sqliteerr.Locked
 	switch {
 	case errors.Is(err, inbox.ErrTransactionBroken), step == "commit":
 		return breaksTransaction // some drivers say it in an error of their own

@@ -177,12 +177,6 @@ func (i impatient) Claim(ctx context.Context, params inbox.ClaimParams) (inbox.T
 	return transaction, record, err
 }
 
-// lockedError is what a SQLite driver says when it has waited for the write lock in vain.
-type lockedError struct{}
-
-func (lockedError) Error() string { return "database is locked" }
-func (lockedError) Code() int     { return 5 }
-
 func TestHandlerBad(t *testing.T) {
 	t.Parallel()
 	const (
@@ -247,10 +241,6 @@ func TestHandlerBad(t *testing.T) {
 				return h
 			},
 			[]string{"no fault: the message is not acknowledged, and yet the state has changed", around},
-		},
-		"waits for its own lock": {
-			plain(func(*world, *message.Message) error { return lockedError{} }),
-			[]string{"no fault: the message is not acknowledged", "database is locked", around},
 		},
 		"does not look at its context": {
 			func(w *world) inboxtest.Handler {

@@ -4,8 +4,9 @@
 //		SchemaAdapter: inboxsql.DefaultPostgreSQLSchema{},
 //	})
 //
-// PostgreSQL is served through lib/pq and through pgx's database/sql driver, SQLite through any driver.
-// It links no driver.
+// PostgreSQL is served through lib/pq and through pgx's database/sql driver, SQLite through modernc.org/sqlite and
+// github.com/mattn/go-sqlite3, whose error codes are known. It links no driver.
+//
 //
 // # Round trips
 //

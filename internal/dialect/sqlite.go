@@ -1,10 +1,10 @@
 package dialect
 
 import (
-	"errors"
 	"strings"
 
 	inbox "github.com/devmappa/watermill-inbox"
+	"github.com/devmappa/watermill-inbox/internal/sqliteerr"
 )
 
 // SQLite is the [Dialect] of SQLite 3.35 and later.
@@ -81,33 +81,18 @@ func (SQLite) Schema(table Table) []Query {
 	))
 }
 
-// IsBrokenByHandler implements [Dialect], for drivers whose errors tell SQLite's result code by a
-// method Code() int, as modernc.org/sqlite's do.
+// IsBrokenByHandler implements [Dialect], for drivers whose codes are known: there is no active transaction, or a deferred
+// foreign key is violated.
 func (SQLite) IsBrokenByHandler(err error) bool {
-	var codeErr interface{ Code() int }
-	if !errors.As(err, &codeErr) {
-		return false
-	}
-	const (
-		sqliteError      = 1  // no transaction is active
-		sqliteConstraint = 19 // deferred foreign keys
-	)
-	primary := codeErr.Code() & 0xff
-	return primary == sqliteError || primary == sqliteConstraint
+	code, _ := sqliteerr.Code(err)
+	return code == sqliteerr.Error || code == sqliteerr.Constraint
 }
 
-// IsTransactionOver implements [Dialect]. Both statements fail when the transaction is gone, or for
-// want of a lock, memory or disk; drivers that do not tell the code are believed to mean the first.
+// IsTransactionOver implements [Dialect]: there is no such savepoint, or no transaction. Drivers whose codes are not known
+// are believed to mean that.
 func (SQLite) IsTransactionOver(err error) bool {
-	var codeErr interface{ Code() int }
-	if !errors.As(err, &codeErr) {
-		return true
-	}
-	switch codeErr.Code() & 0xff {
-	case 5, 6, 7, 10, 13: // busy, locked, out of memory, I/O, full
-		return false
-	}
-	return true
+	code, ok := sqliteerr.Code(err)
+	return !ok || code == sqliteerr.Error
 }
 
 // IsTransactionFailed implements [Dialect]: after an error SQLite is in the transaction that it says.

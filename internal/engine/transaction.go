@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"time"
@@ -94,7 +95,7 @@ func (t *Transaction) Commit(ctx context.Context) error {
 		_, proof = t.engine.dialect.Proof()
 		if !t.engine.driver.ProvesWithCommit {
 			if _, err := t.tx.Exec(ctx, proof.Text, proof.Args...); err != nil {
-				return t.broken(ctx, err)
+				return t.unproven(ctx, err)
 			}
 			proof = dialect.Query{}
 		}
@@ -103,6 +104,15 @@ func (t *Transaction) Commit(ctx context.Context) error {
 		return t.broken(ctx, err)
 	}
 	return nil
+}
+
+// unproven is the error of a proof that failed. Database/sql closes the rows that a handler has left open only at the end
+// of the transaction; until then a driver may refuse every statement as if the connection were gone.
+func (t *Transaction) unproven(ctx context.Context, err error) error {
+	if errors.Is(err, driver.ErrBadConn) && ctx.Err() == nil && t.tx.Rollback() == nil {
+		return fmt.Errorf("%w: it has left rows open (%v)", inbox.ErrTransactionBroken, err)
+	}
+	return t.broken(ctx, err)
 }
 
 // broken finds the handler's faults among the server's. With a live context only the handler can have ended or failed

@@ -89,8 +89,14 @@ func SQLite(t testing.TB) *Database {
 // SQLiteWith makes a file for the test, opened with the parameters.
 func SQLiteWith(t testing.TB, parameters string) *Database {
 	t.Helper()
+	return SQLiteBy(t, "sqlite", parameters)
+}
+
+// SQLiteBy is SQLiteWith by another driver, which the test links.
+func SQLiteBy(t testing.TB, driver, parameters string) *Database {
+	t.Helper()
 	db := &Database{
-		Driver:  "sqlite",
+		Driver:  driver,
 		URL:     "file:" + filepath.Join(t.TempDir(), "test.db") + "?" + parameters,
 		Adapter: inboxsql.DefaultSQLiteSchema{},
 	}
