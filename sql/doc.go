@@ -7,7 +7,6 @@
 // PostgreSQL is served through lib/pq and through pgx's database/sql driver, SQLite through modernc.org/sqlite and
 // github.com/mattn/go-sqlite3, whose error codes are known. It links no driver.
 //
-//
 // # Round trips
 //
 // Through lib/pq a first message costs one round trip more than the transaction that the handler needs

@@ -35,7 +35,7 @@ type PartitionedPostgreSQLSchema struct {
 // SQLite has one writer at a time: the claim, as the transaction's first statement, takes the write lock,
 // and other messages wait for it within the connection's busy timeout. Set one in the DSN (with
 // modernc.org/sqlite: _pragma=busy_timeout(5000)), and the WAL journal mode. Let it be shorter than Options.ClaimTimeout:
-// github.com/mattn/go-sqlite3 waits for it whatever the context says, twice.
+// github.com/mattn/go-sqlite3 waits for it whatever the context says.
 type DefaultSQLiteSchema struct{}
 
 func (DefaultPostgreSQLSchema) schemaAdapter()     {}

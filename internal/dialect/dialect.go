@@ -111,6 +111,15 @@ type ClaimExplainer interface {
 	ExplainClaim(table Table, key inbox.Key, err error, texts func(Query) ([]string, error)) error
 }
 
+// WriteChecker is a [Dialect] that only a write tells whether it can write.
+type WriteChecker interface {
+	// CheckWrite writes nothing, but needs the lock for it.
+	CheckWrite(table Table) Query
+
+	// IsReadOnly reports whether CheckWrite's error says that nothing can be written.
+	IsReadOnly(err error) bool
+}
+
 // Query is a statement and its arguments.
 type Query struct {
 	Text string

@@ -218,6 +218,10 @@ WHERE NOT EXISTS (SELECT FROM inbox)
 UNION ALL
 SELECT 'it is not a table' FROM inbox WHERE relkind NOT IN ('r', 'p')
 UNION ALL
+SELECT 'row level security is active for the role on ' || name || ': it may hide records, and nothing would say so'
+FROM (VALUES ('the table', $table), ('the table of unsent messages', $unsent)) AS t (name, quoted)
+WHERE pg_catalog.to_regclass(quoted) IS NOT NULL AND pg_catalog.row_security_active(pg_catalog.to_regclass(quoted)::oid)
+UNION ALL
 SELECT 'the table is unlogged or temporary: a crash of the server would forget what was processed'
 FROM inbox WHERE relpersistence <> 'p' OR EXISTS (
 	SELECT FROM pg_catalog.pg_partition_tree(inbox.oid) AS part JOIN pg_catalog.pg_class c ON c.oid = part.relid WHERE c.relpersistence <> 'p'

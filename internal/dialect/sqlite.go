@@ -10,7 +10,10 @@ import (
 // SQLite is the [Dialect] of SQLite 3.35 and later.
 type SQLite struct{}
 
-var _ Dialect = SQLite{}
+var (
+	_ Dialect      = SQLite{}
+	_ WriteChecker = SQLite{}
+)
 
 // Claim implements [Dialect].
 func (SQLite) Claim(table Table, key inbox.Key) Query {
@@ -97,6 +100,17 @@ func (SQLite) IsTransactionOver(err error) bool {
 
 // IsTransactionFailed implements [Dialect]: after an error SQLite is in the transaction that it says.
 func (SQLite) IsTransactionFailed(error) bool { return false }
+
+// CheckWrite implements [WriteChecker]: no PRAGMA knows that a file was opened read-only.
+func (SQLite) CheckWrite(table Table) Query {
+	return Query{Text: `DELETE FROM ` + table.Quoted() + ` WHERE 0`}
+}
+
+// IsReadOnly implements [WriteChecker].
+func (SQLite) IsReadOnly(err error) bool {
+	code, _ := sqliteerr.Code(err)
+	return code == sqliteerr.ReadOnly
+}
 
 // Locate implements [Dialect].
 func (SQLite) Locate(Table) Query { return Query{} }

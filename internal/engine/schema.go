@@ -58,6 +58,12 @@ func (e *Engine) Check(ctx context.Context) error {
 	if err := e.CheckBy(ctx, e.dialect.Check(e.Table())); err != nil {
 		return err
 	}
+	if checker, ok := e.dialect.(dialect.WriteChecker); ok {
+		query := checker.CheckWrite(e.Table())
+		if _, err := e.pool.Exec(ctx, query.Text, query.Args...); checker.IsReadOnly(err) { // or somebody else writes, which is well
+			return &inbox.CheckError{Table: e.Table().String(), Problems: []string{"the database is read-only"}}
+		}
+	}
 	e.checked.Store(true)
 	return nil
 }

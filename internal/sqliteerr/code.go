@@ -8,6 +8,7 @@ const (
 	Error      = 1 // for example: no transaction is active
 	Busy       = 5
 	Locked     = 6
+	ReadOnly   = 8
 	IOErr      = 10
 	Full       = 13
 	Constraint = 19
