@@ -7,6 +7,9 @@
 // PostgreSQL is served through lib/pq and through pgx's database/sql driver, SQLite through modernc.org/sqlite and
 // github.com/mattn/go-sqlite3, whose error codes are known. It links no driver.
 //
+// Goroutines of a handler may share its transaction. Each of their errors must reach what the handler returns: what is
+// dropped is missing in the effect, and the claim is committed all the same.
+//
 // # Round trips
 //
 // Through lib/pq a first message costs one round trip more than the transaction that the handler needs

@@ -468,3 +468,38 @@ func terminate(t testing.TB, admin *sql.DB, pid int) {
 		t.Errorf("cannot terminate the backend: %v", err)
 	}
 }
+
+// The documented way to roll back and be acknowledged.
+func TestSkippedMessage(t *testing.T) {
+	t.Parallel()
+	skip := errors.New("nothing to do any more")
+	a := newPostgreSQLApp(t)
+	a.router.AddMiddleware(func(h message.HandlerFunc) message.HandlerFunc {
+		return func(msg *message.Message) ([]*message.Message, error) {
+			produced, err := h(msg)
+			if errors.Is(err, skip) {
+				return nil, nil
+			}
+			return produced, err
+		}
+	})
+	err := a.inbox.AddTo(a.router, inbox.RouterOptions{
+		PoisonPublisher: a.poison, PoisonTopic: "poison",
+		ShouldPoison: func(err error) bool { return !errors.Is(err, skip) && inbox.ShouldPoison(err) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.handle("book", "payments", func(msg *message.Message) error {
+		err := a.db.Write(msg.Context(), msg.UUID)
+		if err == nil && msg.UUID == "late" {
+			return inbox.Permanent(skip)
+		}
+		return err
+	})
+	a.run()
+	a.publish("payments", newMessage("late"), newMessage("good"))
+	a.wantPoisoned()
+	a.wantEffects("good")
+	a.wantClaims(1)
+}
