@@ -14,8 +14,8 @@ import (
 const broker = "broker" // the victim that is no process of ours
 
 // drive makes a stage, plays on it, and reports, also when the play was cut short.
-func drive(ctx context.Context, o options) (err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, o.timeout, fmt.Errorf("not done within %s", o.timeout))
+func drive(interrupted context.Context, o options) (err error) {
+	ctx, cancel := context.WithTimeoutCause(interrupted, o.timeout, fmt.Errorf("not done within %s", o.timeout))
 	defer cancel()
 	fmt.Printf("seed %d\n", o.seed)
 	s, err := newStage(ctx)
@@ -28,6 +28,9 @@ func drive(ctx context.Context, o options) (err error) {
 	d.killed = make(map[string]int)
 	played := d.play(ctx)
 	d.crew.killAll()
+	if interrupted.Err() != nil {
+		return errors.New("interrupted: orders were still on their way, so nothing is counted")
+	}
 	result, err := d.collect()
 	if err != nil {
 		return errors.Join(played, err)
