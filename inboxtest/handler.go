@@ -69,7 +69,7 @@ type Handler struct {
 //   - writes around the transaction: through the pool, through another connection;
 //   - a handler that commits or rolls back, or continues after a failed statement;
 //   - use of the transaction after the handler has returned, by a goroutine that it left behind;
-//   - errors that are ignored;
+//   - errors that are ignored, of all its statements, or of one where the database then refuses the others (PostgreSQL);
 //   - work that depends on what a rollback does not undo: a variable, the message itself, which Retry gives
 //     to the handler again;
 //   - messages acknowledged by the handler itself, and messages of one run that share a UUID.
@@ -85,6 +85,8 @@ type Handler struct {
 //   - What State does not show, and what has no place in a database: mails, HTTP calls, messages that the
 //     handler publishes by itself. They are sent once for each attempt.
 //   - Branches that the message does not take. Test a message for each.
+//   - One ignored error among several statements where the database lets the transaction go on, as SQLite does.
+//   - What the handler leaves in the session: a lock that outlives the transaction, a SET.
 //   - A write around the transaction by which nothing changes, and reads around it.
 //   - A goroutine that writes later than a third of a second after the handler has returned, or whose late
 //     write fails in every run: then its work is missing in the run without faults as well. A goroutine
