@@ -159,7 +159,8 @@ func TestSQLiteCleanerBesideTwoWriters(t *testing.T) {
 	db.SetMaxOpenConns(4)
 	repository := db.Repository(t, inboxsql.Options{})
 	for i := range 300 {
-		db.MustExec(t, `INSERT INTO watermill_inbox (consumer, message_id, processed_at) VALUES ('c', 'old-' || $1, 0)`, i)
+		db.MustExec(t, `INSERT INTO watermill_inbox (consumer, message_id, processed_at)
+			VALUES ('c', 'old-' || $1, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) - 86400000)`, i)
 	}
 	handler := wrap(t, repository, inbox.Options{Consumer: func(string) string { return "c" }}, func(msg *message.Message) error {
 		return db.Write(msg.Context(), msg.UUID)
@@ -179,7 +180,7 @@ func TestSQLiteCleanerBesideTwoWriters(t *testing.T) {
 	}
 	var deleted atomic.Int32
 	group.Go(func() {
-		for deleted.Load() < 300 {
+		for deadline := time.Now().Add(patience); deleted.Load() < 300 && time.Now().Before(deadline); {
 			pass, err := cleanerOf(t, repository, inbox.CleanerOptions{BatchSize: 7}).Pass(context.Background())
 			if err != nil {
 				t.Error(err)

@@ -75,7 +75,12 @@ func (u *uuids) key(key inbox.Key) inbox.Key {
 	defer u.mutex.Unlock()
 	uuid, ok := u.uuids[key.MessageID]
 	if !ok {
-		start := (key.MessageID + strings.Repeat("\x00", 4))[:4]
+		// Most of the kit's ids are numbers behind a word, and there is not room for all of a text.
+		start := key.MessageID
+		if number, found := strings.CutPrefix(start, "message-"); found {
+			start = "m" + number
+		}
+		start = (start + strings.Repeat("\x00", 4))[:4]
 		uuid = inbox.UUIDv7.Bound(time.Now().Truncate(time.Hour))
 		uuid = fmt.Sprintf("%s-%x%04x", uuid[:23], start, len(u.uuids))
 		u.uuids[key.MessageID], u.texts[uuid] = uuid, key.MessageID
