@@ -155,24 +155,28 @@ func (c *Cleaner) clockTolerance() time.Duration {
 	return clockTolerance(shortest)
 }
 
+// cleanConsumer counts last: what cannot be counted does not keep anything from being deleted.
 func (c *Cleaner) cleanConsumer(ctx context.Context, consumer string, now time.Time, size *int, pass *CleanerPass) error {
 	retention := c.options.Retention.For(consumer)
 	before := now.Add(-retention)
-	implausible, err := c.records.CountRecords(ctx, Selection{Consumer: consumer, To: earliestRecord})
-	if err != nil {
-		return err
-	}
-	pass.Implausible += implausible
-	if err := c.deleteProcessed(ctx, consumer, before, size, pass); err != nil {
+	err := c.deleteProcessed(ctx, consumer, before, size, pass)
+	if errors.Is(err, ErrCleaning) {
 		return err
 	}
 	if c.options.UnsentRetention > 0 {
-		if err := c.deleteUnsent(ctx, consumer, now.Add(-max(retention, c.options.UnsentRetention)), pass); err != nil {
-			return err
-		}
+		err = errors.Join(err, c.deleteUnsent(ctx, consumer, now.Add(-max(retention, c.options.UnsentRetention)), pass))
 	}
-	unsent, err := c.records.CountRecords(ctx, Selection{Consumer: consumer, To: before, Unsent: true})
-	pass.Unsent += unsent
+	return errors.Join(err,
+		c.count(ctx, Selection{Consumer: consumer, To: before, Unsent: true}, &pass.Unsent),
+		c.count(ctx, Selection{Consumer: consumer, To: earliestRecord}, &pass.Implausible))
+}
+
+// count adds the number of selected records.
+func (c *Cleaner) count(ctx context.Context, selection Selection, total *int) error {
+	ctx, cancel := context.WithTimeout(ctx, c.options.BatchTimeout)
+	defer cancel()
+	n, err := c.records.CountRecords(ctx, selection)
+	*total += n
 	return err
 }
 

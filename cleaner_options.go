@@ -35,7 +35,7 @@ type CleanerOptions struct {
 	// Default: 10 milliseconds.
 	BatchPause time.Duration
 
-	// BatchTimeout bounds one transaction.
+	// BatchTimeout bounds one transaction, and one count of what is kept.
 	// Default: 5 seconds.
 	BatchTimeout time.Duration
 

@@ -159,16 +159,7 @@ func TestCleanerEndsThoughUnsentRecordsStay(t *testing.T) {
 	t.Parallel()
 	records := &undeletable{MemoryRepository: inboxtest.NewMemoryRepository()}
 	key := inbox.Key{Consumer: "consumer", MessageID: "1"}
-	transaction, _, err := records.Claim(context.Background(), inbox.ClaimParams{Key: key})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := transaction.Store(context.Background(), inbox.StoreParams{Topic: "events", Produced: []byte("unsent")}); err != nil {
-		t.Fatal(err)
-	}
-	if err := transaction.Commit(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	commitUnsent(t, records, key)
 	records.Age(key, 3*time.Hour)
 	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: oneHour, UnsentRetention: 2 * time.Hour, BatchPause: time.Nanosecond})
 	if err != nil {
@@ -417,5 +408,47 @@ func TestCleanerYields(t *testing.T) {
 	}
 	if pass, err := cleaner.Pass(context.Background()); err != nil || pass != (inbox.CleanerPass{Deleted: 7, Yielded: true}) {
 		t.Errorf("%+v, %v", pass, err)
+	}
+}
+
+// uncountable has an expired record, and counts longer than any patience.
+type uncountable struct{ *inboxtest.MemoryRepository }
+
+func (uncountable) CountRecords(ctx context.Context, _ inbox.Selection) (int, error) {
+	<-ctx.Done()
+	return 0, ctx.Err()
+}
+
+func TestCleanerDeletesThoughItCannotCount(t *testing.T) {
+	t.Parallel()
+	records := uncountable{inboxtest.NewMemoryRepository()}
+	key := inbox.Key{Consumer: "consumer", MessageID: "1"}
+	commitUnsent(t, records.MemoryRepository, key)
+	records.Age(key, 3*time.Hour)
+	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{
+		Consumers: inbox.AllConsumers(), Retention: oneHour, UnsentRetention: 2 * time.Hour, BatchTimeout: 10 * time.Millisecond, BatchPause: time.Nanosecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if pass, err := cleaner.Pass(ctx); !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil || pass != (inbox.CleanerPass{Deleted: 1, UnsentDeleted: 1}) {
+		t.Errorf("%+v, %v, and the test's context: %v", pass, err, ctx.Err())
+	}
+}
+
+// commitUnsent processes a message that returns one, which stays unsent.
+func commitUnsent(t *testing.T, repository inbox.Repository, key inbox.Key) {
+	t.Helper()
+	transaction, _, err := repository.Claim(context.Background(), inbox.ClaimParams{Key: key})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := transaction.Store(context.Background(), inbox.StoreParams{Topic: "events", Produced: []byte("unsent")}); err != nil {
+		t.Fatal(err)
+	}
+	if err := transaction.Commit(context.Background()); err != nil {
+		t.Fatal(err)
 	}
 }

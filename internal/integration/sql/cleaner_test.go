@@ -224,3 +224,22 @@ func TestCleanerReadsOnlyWhatItDeletes(t *testing.T) {
 		}
 	}
 }
+
+// Expired records with unsent messages are deleted like others, so a batch steps over none of them. Their messages stay
+// and are counted.
+func TestCleanerIsNotHeldUpByUnsentMessages(t *testing.T) {
+	t.Parallel()
+	const unsent, others = 20_000, 2_000
+	db := testdb.PostgreSQL(t, "postgres")
+	repository := db.Repository(t, inboxsql.Options{})
+	db.MustExec(t, fmt.Sprintf(`WITH record AS (INSERT INTO watermill_inbox SELECT 'c', 'unsent-' || i, now() - interval '2 days' FROM generate_series(1, %d) i RETURNING *)
+		INSERT INTO watermill_inbox_unsent SELECT consumer, message_id, processed_at, processed_at, NULL, 'events', '\x00' FROM record`, unsent))
+	addExpired(t, db, "c", others)
+	pass, err := cleanerOf(t, repository, inbox.CleanerOptions{}).Pass(context.Background())
+	if err != nil || pass != (inbox.CleanerPass{Deleted: unsent + others, Unsent: unsent}) {
+		t.Errorf("%+v, %v", pass, err)
+	}
+	if got := db.Count(t, `SELECT count(*) FROM watermill_inbox_unsent`); got != unsent {
+		t.Errorf("the messages of %d records are left", got)
+	}
+}
