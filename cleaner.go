@@ -186,27 +186,38 @@ const smallestBatch = 10
 // earliestRecord is before the first version of this module.
 var earliestRecord = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
+// A batch that was cancelled can hold the cleaners' lock until the server has noticed. So often, and with this pause,
+// the next one tries again before it takes that for another cleaner's.
+const (
+	lingerTries = 20
+	lingerPause = 50 * time.Millisecond
+)
+
 // deleteProcessed goes on from the last record that was deleted, because the database may still have to step over those
 // before it.
 func (c *Cleaner) deleteProcessed(ctx context.Context, consumer string, before time.Time, size *int, pass *CleanerPass) error {
-	for from := earliestRecord; ; {
-		batch, cancel := context.WithTimeout(ctx, c.options.BatchTimeout)
-		deleted, last, err := c.records.DeleteProcessed(batch, consumer, from, before, *size)
-		timedOut := batch.Err() != nil && ctx.Err() == nil
-		cancel()
+	params := DeleteProcessedParams{Consumer: consumer, From: earliestRecord, Before: before, Timeout: c.options.BatchTimeout}
+	for lingering := 0; ; {
+		params.Limit = *size
+		deleted, last, err := c.records.DeleteProcessed(ctx, params)
 		pass.Deleted += deleted
+		pause := c.options.BatchPause
 		switch {
-		case err != nil && timedOut && *size > smallestBatch:
+		case errors.Is(err, ErrBatchTimeout) && *size > smallestBatch:
 			*size = max(*size/2, smallestBatch)
+			lingering = lingerTries
+		case errors.Is(err, ErrCleaning) && lingering > 0:
+			lingering--
+			pause = lingerPause
 		case err != nil:
 			return err
 		case deleted < *size:
 			return nil
 		default:
-			from = last
+			params.From = last
 			c.observe(ctx, *pass, false, nil)
 		}
-		if err := interval.Wait(ctx, c.options.BatchPause); err != nil {
+		if err := interval.Wait(ctx, pause); err != nil {
 			return err
 		}
 	}

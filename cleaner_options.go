@@ -25,8 +25,8 @@ type CleanerOptions struct {
 	// Default: 0, which keeps them for ever, also when their record is deleted.
 	UnsentRetention time.Duration
 
-	// BatchSize is how many records one transaction deletes. After a batch that took longer than BatchTimeout
-	// the rest of the pass makes smaller ones.
+	// BatchSize is how many records one transaction deletes. After a batch that took longer than BatchTimeout,
+	// or than the server allows (statement_timeout, lock_timeout), the rest of the pass makes smaller ones.
 	// Default: 1000.
 	BatchSize int
 
@@ -35,7 +35,8 @@ type CleanerOptions struct {
 	// Default: 10 milliseconds.
 	BatchPause time.Duration
 
-	// BatchTimeout bounds one transaction, and one count of what is kept.
+	// BatchTimeout bounds one transaction, and one count of what is kept. A deletion of processed records is not
+	// charged for its wait for a connection.
 	// Default: 5 seconds.
 	BatchTimeout time.Duration
 

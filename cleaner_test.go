@@ -30,7 +30,7 @@ func (f *failing) Consumers(context.Context) ([]string, time.Time, error) {
 	return []string{"consumer"}, time.Now(), nil
 }
 
-func (f *failing) DeleteProcessed(context.Context, string, time.Time, time.Time, int) (int, time.Time, error) {
+func (f *failing) DeleteProcessed(context.Context, inbox.DeleteProcessedParams) (int, time.Time, error) {
 	switch f.calls.Add(1) {
 	case 1:
 		return 0, time.Time{}, f.deletion
@@ -83,20 +83,19 @@ func (s *slow) Consumers(context.Context) ([]string, time.Time, error) {
 	return []string{"consumer"}, time.Now(), nil
 }
 
-func (s *slow) DeleteProcessed(ctx context.Context, _ string, _, _ time.Time, limit int) (int, time.Time, error) {
-	s.sizes = append(s.sizes, limit)
-	if limit > s.largest {
-		<-ctx.Done()
-		return 0, time.Time{}, ctx.Err()
+func (s *slow) DeleteProcessed(_ context.Context, params inbox.DeleteProcessedParams) (int, time.Time, error) {
+	s.sizes = append(s.sizes, params.Limit)
+	if params.Limit > s.largest {
+		return 0, time.Time{}, fmt.Errorf("after %s: %w", params.Timeout, inbox.ErrBatchTimeout)
 	}
-	deleted := min(limit, s.left)
+	deleted := min(params.Limit, s.left)
 	s.left -= deleted
 	return deleted, time.Time{}, nil
 }
 
 func TestCleanerMakesSmallerBatchesAfterATimeout(t *testing.T) {
 	t.Parallel()
-	options := inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: oneHour, BatchSize: 400, BatchTimeout: 10 * time.Millisecond, BatchPause: time.Nanosecond}
+	options := inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: oneHour, BatchSize: 400, BatchPause: time.Nanosecond}
 	for largest, want := range map[int]struct {
 		sizes []int
 		left  int
@@ -131,7 +130,7 @@ func TestCleanerKeepsSmallerBatchesForTheRestOfThePass(t *testing.T) {
 	t.Parallel()
 	records := several{&slow{MemoryRepository: inboxtest.NewMemoryRepository(), left: 100, largest: 150}, []string{"a", "b"}}
 	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{
-		Consumers: inbox.AllConsumers(), Retention: oneHour, BatchSize: 200, BatchTimeout: 10 * time.Millisecond, BatchPause: time.Nanosecond,
+		Consumers: inbox.AllConsumers(), Retention: oneHour, BatchSize: 200, BatchPause: time.Nanosecond,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -246,7 +245,7 @@ func (c clock) Consumers(context.Context) ([]string, time.Time, error) {
 	return []string{"consumer"}, time.Now().Add(c.ahead), nil
 }
 
-func (c clock) DeleteProcessed(context.Context, string, time.Time, time.Time, int) (int, time.Time, error) {
+func (c clock) DeleteProcessed(context.Context, inbox.DeleteProcessedParams) (int, time.Time, error) {
 	return 0, time.Time{}, nil
 }
 
@@ -290,8 +289,8 @@ func (j *jumping) Consumers(context.Context) ([]string, time.Time, error) {
 	return []string{"a", "b"}, time.Now(), nil
 }
 
-func (j *jumping) DeleteProcessed(_ context.Context, _ string, _, before time.Time, _ int) (int, time.Time, error) {
-	j.batches = append(j.batches, before)
+func (j *jumping) DeleteProcessed(_ context.Context, params inbox.DeleteProcessedParams) (int, time.Time, error) {
+	j.batches = append(j.batches, params.Before)
 	return 0, time.Time{}, nil
 }
 
@@ -324,12 +323,12 @@ func (m *many) Consumers(context.Context) ([]string, time.Time, error) {
 	return []string{"consumer"}, time.Now(), nil
 }
 
-func (m *many) DeleteProcessed(_ context.Context, _ string, from, _ time.Time, limit int) (int, time.Time, error) {
-	m.from = append(m.from, from)
+func (m *many) DeleteProcessed(_ context.Context, params inbox.DeleteProcessedParams) (int, time.Time, error) {
+	m.from = append(m.from, params.From)
 	if len(m.from) > m.batches {
 		return 0, time.Time{}, nil
 	}
-	return limit, oldest.Add(time.Duration(len(m.from)) * time.Minute), nil
+	return params.Limit, oldest.Add(time.Duration(len(m.from)) * time.Minute), nil
 }
 
 // A batch does not look again at what those before it have deleted: beside an old snapshot the database would step
@@ -360,8 +359,8 @@ func (o *oneFails) Consumers(context.Context) ([]string, time.Time, error) {
 	return []string{"a", "b"}, time.Now(), nil
 }
 
-func (o *oneFails) DeleteProcessed(_ context.Context, consumer string, _, _ time.Time, _ int) (int, time.Time, error) {
-	if consumer == "a" {
+func (o *oneFails) DeleteProcessed(_ context.Context, params inbox.DeleteProcessedParams) (int, time.Time, error) {
+	if params.Consumer == "a" {
 		return 0, time.Time{}, errors.New("cannot delete")
 	}
 	o.others++
@@ -393,11 +392,11 @@ func (b *busy) Consumers(context.Context) ([]string, time.Time, error) {
 	return []string{"consumer"}, time.Now(), nil
 }
 
-func (b *busy) DeleteProcessed(_ context.Context, _ string, _, _ time.Time, limit int) (int, time.Time, error) {
+func (b *busy) DeleteProcessed(_ context.Context, params inbox.DeleteProcessedParams) (int, time.Time, error) {
 	if b.batches++; b.batches > 1 {
 		return 0, time.Time{}, fmt.Errorf("cannot delete: %w", inbox.ErrCleaning)
 	}
-	return limit, time.Time{}, nil
+	return params.Limit, time.Time{}, nil
 }
 
 func TestCleanerYields(t *testing.T) {
@@ -450,5 +449,33 @@ func commitUnsent(t *testing.T, repository inbox.Repository, key inbox.Key) {
 	}
 	if err := transaction.Commit(context.Background()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// lingering is a table on which a batch that was cancelled holds the cleaners' lock for a moment.
+type lingering struct {
+	*inboxtest.MemoryRepository
+	answers []error
+}
+
+func (l *lingering) Consumers(context.Context) ([]string, time.Time, error) {
+	return []string{"consumer"}, time.Now(), nil
+}
+
+func (l *lingering) DeleteProcessed(context.Context, inbox.DeleteProcessedParams) (int, time.Time, error) {
+	answer := l.answers[0]
+	l.answers = l.answers[1:]
+	return 0, time.Time{}, answer
+}
+
+func TestCleanerDoesNotYieldToItself(t *testing.T) {
+	t.Parallel()
+	records := &lingering{inboxtest.NewMemoryRepository(), []error{inbox.ErrBatchTimeout, inbox.ErrCleaning, inbox.ErrCleaning, nil}}
+	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: oneHour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pass, err := cleaner.Pass(context.Background()); err != nil || pass.Yielded || len(records.answers) != 0 {
+		t.Errorf("%+v, %v, %d answers are left", pass, err, len(records.answers))
 	}
 }

@@ -17,14 +17,14 @@ type Records interface {
 	// It does not look at every record.
 	Consumers(ctx context.Context) (consumers []string, now time.Time, err error)
 
-	// DeleteProcessed deletes at most limit records of one consumer that were processed not before the one time
-	// and before the other, oldest first, in a short transaction of its own. It returns how many, and when
-	// the last of them was processed, from where the next call may continue. Their unsent messages are kept, and
-	// records that are locked passed over.
+	// DeleteProcessed deletes expired records of one consumer, oldest first, in a short transaction of its own. It
+	// returns how many, and when the last of them was processed, from where the next call may continue. Their unsent
+	// messages are kept, and records that are locked passed over. When it takes longer than the timeout, or than the
+	// server allows, it deletes nothing and its error matches [ErrBatchTimeout].
 	//
 	// One call at a time works on a table, whoever makes it; another returns [ErrCleaning] at once. The lock
 	// is the transaction's, so it ends with a process that dies.
-	DeleteProcessed(ctx context.Context, consumer string, from, before time.Time, limit int) (deleted int, last time.Time, err error)
+	DeleteProcessed(ctx context.Context, params DeleteProcessedParams) (deleted int, last time.Time, err error)
 
 	// CountRecords returns how many records are selected.
 	CountRecords(ctx context.Context, selection Selection) (count int, err error)
@@ -54,6 +54,26 @@ type Records interface {
 
 // ErrCleaning is returned by [Records].DeleteProcessed while another call is at work on the table.
 var ErrCleaning = errors.New("inbox: another cleaner is at work")
+
+// ErrBatchTimeout is matched by the error of a [Records].DeleteProcessed that took too long. A smaller batch may be
+// done in time.
+var ErrBatchTimeout = errors.New("inbox: the batch took too long")
+
+// DeleteProcessedParams are what is deleted. Fields may be added.
+type DeleteProcessedParams struct {
+	// Consumer is that of the records.
+	Consumer string
+
+	// From and Before bound the time at which they were processed: not before From, and before Before.
+	From, Before time.Time
+
+	// Limit is how many records are deleted at most.
+	Limit int
+
+	// Timeout bounds the transaction. It begins when there is a connection: the wait for that is bounded by the
+	// context alone. Zero: no bound.
+	Timeout time.Duration
+}
 
 // Selection chooses records. All fields that are set must match; the zero value chooses all records.
 type Selection struct {

@@ -43,7 +43,7 @@ type Dialect interface {
 	CleanerLock(table Table) Query
 
 	// DeleteProcessed deletes as inbox.Records says, and returns processed_at of each record that it deletes.
-	DeleteProcessed(table Table, params DeleteProcessedParams) Query
+	DeleteProcessed(table Table, params inbox.DeleteProcessedParams) Query
 
 	// Count selects the number of the records of a selection.
 	Count(table Table, selection inbox.Selection) Query
@@ -85,6 +85,10 @@ type Dialect interface {
 	// before, by the error's code. False in doubt.
 	IsTransactionOver(err error) bool
 
+	// IsTimeout reports whether the server ended a statement because it took longer, or waited longer for a lock, than
+	// the session may, by the error's code. False in doubt. Also true when the caller's context has ended.
+	IsTimeout(err error) bool
+
 	// IsTransactionFailed reports whether it failed because of an earlier statement's error, after which it is not known
 	// which transaction this is.
 	IsTransactionFailed(err error) bool
@@ -115,11 +119,4 @@ type ClaimExplainer interface {
 type Query struct {
 	Text string
 	Args []any
-}
-
-// DeleteProcessedParams are the parameters of DeleteProcessed.
-type DeleteProcessedParams struct {
-	Consumer     string
-	From, Before time.Time
-	Limit        int
 }

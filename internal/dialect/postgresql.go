@@ -168,6 +168,9 @@ func (PostgreSQL) IsTransactionOver(err error) bool {
 // IsTransactionFailed implements [Dialect].
 func (PostgreSQL) IsTransactionFailed(err error) bool { return SQLState(err) == "25P02" }
 
+// IsTimeout implements [Dialect]: query canceled, lock not available.
+func (PostgreSQL) IsTimeout(err error) bool { return HasAnyPrefix(SQLState(err), "57014", "55P03") }
+
 // SQLState is the error's SQLSTATE, which lib/pq and pgx tell in the same way; empty when it has none.
 func SQLState(err error) string {
 	var stateErr interface{ SQLState() string }

@@ -29,7 +29,7 @@ func (PostgreSQL) CleanerLock(table Table) Query {
 
 // DeleteProcessed implements [Dialect]. The array makes it a scan of just these places; a place is
 // unique only within its partition.
-func (PostgreSQL) DeleteProcessed(table Table, params DeleteProcessedParams) Query {
+func (PostgreSQL) DeleteProcessed(table Table, params inbox.DeleteProcessedParams) Query {
 	return Query{Text: fmt.Sprintf(`WITH expired AS MATERIALIZED (SELECT tableoid AS part, ctid AS place FROM %[1]s `+
 		`WHERE "consumer" = %[2]s AND "processed_at" >= %[3]s AND "processed_at" < %[4]s `+
 		`ORDER BY "processed_at" LIMIT %[5]d FOR UPDATE SKIP LOCKED) `+

@@ -113,6 +113,9 @@ func (SQLite) IsTransactionOver(err error) bool {
 // IsTransactionFailed implements [Dialect]: after an error SQLite is in the transaction that it says.
 func (SQLite) IsTransactionFailed(error) bool { return false }
 
+// IsTimeout implements [Dialect]: a smaller batch waits for the writer's lock as long.
+func (SQLite) IsTimeout(error) bool { return false }
+
 // Locate implements [Dialect].
 func (SQLite) Locate(Table) Query { return Query{} }
 

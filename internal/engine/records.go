@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -55,34 +56,48 @@ func (e *Engine) Consumers(ctx context.Context) (consumers []string, now time.Ti
 }
 
 // DeleteProcessed implements [inbox.Records].
-func (e *Engine) DeleteProcessed(ctx context.Context, consumer string, from, before time.Time, limit int) (deleted int, last time.Time, err error) {
+func (e *Engine) DeleteProcessed(ctx context.Context, params inbox.DeleteProcessedParams) (deleted int, last time.Time, err error) {
 	if err := e.locate(ctx); err != nil {
 		return 0, time.Time{}, e.failed("delete processed records", err)
 	}
 	err = e.Short(ctx, func(tx Tx) error {
-		if lock := e.dialect.CleanerLock(e.Table()); lock.Text != "" {
-			var locked int
-			if err := one(ctx, tx, lock, &locked); err != nil {
-				return err
-			}
-			if locked == 0 {
-				return inbox.ErrCleaning
-			}
+		limited, cancel := ctx, func() {}
+		if params.Timeout > 0 {
+			limited, cancel = context.WithTimeout(ctx, params.Timeout)
 		}
-		var processedAt int64
-		query := e.dialect.DeleteProcessed(e.Table(), dialect.DeleteProcessedParams{Consumer: consumer, From: from, Before: before, Limit: limit})
-		return tx.Query(ctx, query, []any{&processedAt}, func() error {
-			if at := time.UnixMicro(processedAt); deleted == 0 || at.After(last) {
-				last = at
-			}
-			deleted++
-			return nil
-		})
+		defer cancel()
+		var err error
+		deleted, last, err = e.deleteProcessed(limited, tx, params)
+		if err != nil && ctx.Err() == nil && (limited.Err() != nil || e.dialect.IsTimeout(err)) {
+			err = fmt.Errorf("%w: %w", inbox.ErrBatchTimeout, err)
+		}
+		return err
 	})
 	if err != nil {
 		return 0, time.Time{}, e.failed("delete processed records", err)
 	}
 	return deleted, last, nil
+}
+
+func (e *Engine) deleteProcessed(ctx context.Context, tx Tx, params inbox.DeleteProcessedParams) (deleted int, last time.Time, err error) {
+	if lock := e.dialect.CleanerLock(e.Table()); lock.Text != "" {
+		var locked int
+		if err := one(ctx, tx, lock, &locked); err != nil {
+			return 0, last, err
+		}
+		if locked == 0 {
+			return 0, last, inbox.ErrCleaning
+		}
+	}
+	var processedAt int64
+	err = tx.Query(ctx, e.dialect.DeleteProcessed(e.Table(), params), []any{&processedAt}, func() error {
+		if at := time.UnixMicro(processedAt); deleted == 0 || at.After(last) {
+			last = at
+		}
+		deleted++
+		return nil
+	})
+	return deleted, last, err
 }
 
 // CountRecords implements [inbox.Records].

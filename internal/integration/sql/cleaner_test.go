@@ -62,7 +62,7 @@ func TestTwoCleanersOneKilled(t *testing.T) {
 		if pass, err := cleaner.Pass(context.Background()); err != nil || pass != (inbox.CleanerPass{Yielded: true}) {
 			t.Fatalf("beside another one: %+v, %v", pass, err)
 		}
-		if _, _, err := repository.DeleteProcessed(context.Background(), "c", time.Time{}, time.Now().Add(-time.Hour), 1); !errors.Is(err, inbox.ErrCleaning) {
+		if _, _, err := repository.DeleteProcessed(context.Background(), inbox.DeleteProcessedParams{Consumer: "c", Before: time.Now().Add(-time.Hour), Limit: 1}); !errors.Is(err, inbox.ErrCleaning) {
 			t.Fatalf("the error is %v, want ErrCleaning", err)
 		}
 		terminate(t, db.Open(t), pid)
@@ -208,7 +208,7 @@ func TestCleanerReadsOnlyWhatItDeletes(t *testing.T) {
 	addExpired(t, db, "kept", 20_000)
 	addExpired(t, db, "cleaned", 20_000)
 	db.MustExec(t, `ANALYZE watermill_inbox`)
-	query := dialect.PostgreSQL{}.DeleteProcessed(tableOf(t, db), dialect.DeleteProcessedParams{Consumer: "cleaned", Before: time.Now().Add(-time.Hour), Limit: 100})
+	query := dialect.PostgreSQL{}.DeleteProcessed(tableOf(t, db), inbox.DeleteProcessedParams{Consumer: "cleaned", Before: time.Now().Add(-time.Hour), Limit: 100})
 	consumers := dialect.PostgreSQL{}.Consumers(tableOf(t, db))
 	for _, statement := range []string{query.Text, consumers.Text} {
 		var plan []byte
@@ -242,4 +242,96 @@ func TestCleanerIsNotHeldUpByUnsentMessages(t *testing.T) {
 	if got := db.Count(t, `SELECT count(*) FROM watermill_inbox_unsent`); got != unsent {
 		t.Errorf("the messages of %d records are left", got)
 	}
+}
+
+// slowDeletion makes each deletion of a record take five milliseconds.
+const slowDeletion = `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.005); RETURN OLD; END';
+	CREATE TRIGGER slow BEFORE DELETE ON watermill_inbox FOR EACH ROW EXECUTE FUNCTION slow()`
+
+// Whoever ends a batch that takes too long, the cleaner or the server, smaller ones follow.
+func TestCleanerUnderATimeout(t *testing.T) {
+	t.Parallel()
+	drivers(t, func(t *testing.T, driver string) {
+		for name, c := range map[string]struct {
+			setting string
+			options inbox.CleanerOptions
+		}{
+			"its own":     {"", inbox.CleanerOptions{BatchTimeout: 300 * time.Millisecond}},
+			"the session": {"&statement_timeout=300", inbox.CleanerOptions{}},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				db := testdb.PostgreSQL(t, driver)
+				db.URL += c.setting
+				db.DB = db.Open(t)
+				repository := db.Repository(t, inboxsql.Options{})
+				db.MustExec(t, slowDeletion)
+				addExpired(t, db, "c", 150)
+				c.options.BatchSize = 100
+				pass, err := cleanerOf(t, repository, c.options).Pass(context.Background())
+				if err != nil || pass != (inbox.CleanerPass{Deleted: 150}) {
+					t.Errorf("%+v, %v", pass, err)
+				}
+			})
+		}
+	})
+}
+
+// A table that somebody else has locked for longer than the session may wait is no other error, and after the smallest
+// batch the pass says so.
+func TestCleanerUnderALockTimeout(t *testing.T) {
+	t.Parallel()
+	drivers(t, func(t *testing.T, driver string) {
+		db := testdb.PostgreSQL(t, driver)
+		repository := db.Repository(t, inboxsql.Options{})
+		addExpired(t, db, "c", 20)
+		other, err := db.BeginTx(context.Background(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = other.Rollback() }()
+		if _, err := other.Exec(`LOCK TABLE watermill_inbox IN SHARE MODE`); err != nil {
+			t.Fatal(err)
+		}
+		asRole := *db
+		asRole.URL += "&lock_timeout=50"
+		asRole.DB = asRole.Open(t)
+		impatient := asRole.RepositoryWithoutSchema(t, inboxsql.Options{})
+		if pass, err := cleanerOf(t, impatient, inbox.CleanerOptions{BatchSize: 20}).Pass(context.Background()); !errors.Is(err, inbox.ErrBatchTimeout) || pass != (inbox.CleanerPass{}) {
+			t.Errorf("%+v, %v", pass, err)
+		}
+		if err := other.Rollback(); err != nil {
+			t.Fatal(err)
+		}
+		if pass, err := cleanerOf(t, repository, inbox.CleanerOptions{}).Pass(context.Background()); err != nil || pass.Deleted != 20 {
+			t.Errorf("%+v, %v", pass, err)
+		}
+	})
+}
+
+// The wait for a connection is not the batch's time. It ends with the context.
+func TestCleanerWaitsForAConnection(t *testing.T) {
+	t.Parallel()
+	drivers(t, func(t *testing.T, driver string) {
+		const timeout = time.Second
+		db := testdb.PostgreSQL(t, driver)
+		repository := db.Repository(t, inboxsql.Options{})
+		addExpired(t, db, "c", 20)
+		db.SetMaxOpenConns(1)
+		handler, err := db.Conn(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = handler.Close() }()
+		params := inbox.DeleteProcessedParams{Consumer: "c", Before: time.Now().Add(-time.Hour), Limit: 20, Timeout: timeout}
+		impatient, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+		defer cancel()
+		if _, _, err := repository.DeleteProcessed(impatient, params); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, inbox.ErrBatchTimeout) {
+			t.Errorf("the wait has ended with %v", err)
+		}
+		time.AfterFunc(timeout*3/2, func() { _ = handler.Close() })
+		if deleted, _, err := repository.DeleteProcessed(context.Background(), params); err != nil || deleted != 20 {
+			t.Errorf("%d deleted, %v", deleted, err)
+		}
+	})
 }

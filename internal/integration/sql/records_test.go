@@ -123,7 +123,7 @@ func TestSQLiteRecordsCompareBytesUnderAnyCollation(t *testing.T) {
 		t.Fatal(err)
 	}
 	db.MustExec(t, `UPDATE watermill_inbox SET processed_at = CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) WHERE consumer || message_id <> 'cm' COLLATE BINARY`)
-	if deleted, _, err := repository.DeleteProcessed(ctx, "c", time.Time{}, time.Now().Add(-time.Hour), 10); err != nil || deleted != 1 {
+	if deleted, _, err := repository.DeleteProcessed(ctx, inbox.DeleteProcessedParams{Consumer: "c", Before: time.Now().Add(-time.Hour), Limit: 10}); err != nil || deleted != 1 {
 		t.Errorf("%d deleted, %v", deleted, err)
 	}
 	left(3)
@@ -146,7 +146,7 @@ func TestCleanersOfClaimingAndOtherProcessesYield(t *testing.T) {
 			t.Fatalf("%d, %v", locked, err)
 		}
 		onlyCleans := db.RepositoryWithoutSchema(t, inboxsql.Options{})
-		if _, _, err := onlyCleans.DeleteProcessed(context.Background(), "c", time.Time{}, time.Now().Add(-time.Hour), 1); !errors.Is(err, inbox.ErrCleaning) {
+		if _, _, err := onlyCleans.DeleteProcessed(context.Background(), inbox.DeleteProcessedParams{Consumer: "c", Before: time.Now().Add(-time.Hour), Limit: 1}); !errors.Is(err, inbox.ErrCleaning) {
 			t.Errorf("the error is %v, want ErrCleaning", err)
 		}
 	})
@@ -164,7 +164,7 @@ func TestRecordsAreThoseOfOneTable(t *testing.T) {
 		t.Fatalf("%q, %v", consumers, err)
 	}
 	db.MustExec(t, `SET search_path TO pg_catalog`)
-	if deleted, _, err := repository.DeleteProcessed(context.Background(), "c", time.Time{}, time.Now().Add(-time.Hour), 10); err != nil || deleted != 3 {
+	if deleted, _, err := repository.DeleteProcessed(context.Background(), inbox.DeleteProcessedParams{Consumer: "c", Before: time.Now().Add(-time.Hour), Limit: 10}); err != nil || deleted != 3 {
 		t.Errorf("%d deleted, %v", deleted, err)
 	}
 }
@@ -182,7 +182,7 @@ func TestSQLiteStatementsUseTheIndexes(t *testing.T) {
 	text := dialect.SQLite{}
 	for _, query := range []dialect.Query{
 		text.Consumers(table),
-		text.DeleteProcessed(table, dialect.DeleteProcessedParams{Consumer: "c", Before: time.Now().Add(-time.Hour), Limit: 1}),
+		text.DeleteProcessed(table, inbox.DeleteProcessedParams{Consumer: "c", Before: time.Now().Add(-time.Hour), Limit: 1}),
 		text.Count(table, inbox.Selection{Consumer: "c", OlderThan: time.Hour, Unsent: true}),
 		text.Record(table, found[0].Key),
 		text.Find(table, inbox.Selection{Consumer: "c"}, inbox.Record{}, 1),
