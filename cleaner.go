@@ -226,8 +226,9 @@ func (c *Cleaner) deleteProcessed(ctx context.Context, consumer string, before t
 // deleteUnsent deletes what nobody is expected to send any more, and says what that was.
 func (c *Cleaner) deleteUnsent(ctx context.Context, consumer string, before time.Time, pass *CleanerPass) error {
 	const batchSize = 100
+	selection := Selection{Consumer: consumer, To: before, Unsent: true}
 	for after := (Record{}); ; {
-		found, err := c.records.FindRecords(ctx, Selection{Consumer: consumer, To: before, Unsent: true}, after, batchSize)
+		found, err := c.records.FindRecords(ctx, selection, after, batchSize)
 		if err != nil || len(found) == 0 {
 			return err
 		}
@@ -240,6 +241,9 @@ func (c *Cleaner) deleteUnsent(ctx context.Context, consumer string, before time
 		deleted, err := c.records.DeleteUnsent(batch, found)
 		cancel()
 		pass.UnsentDeleted += deleted
+		if err == nil && deleted < len(found) {
+			err = stillThere(ctx, c.records, selection, after, found)
+		}
 		if err != nil {
 			return err
 		}

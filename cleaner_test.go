@@ -154,7 +154,7 @@ func (u *undeletable) DeleteUnsent(context.Context, []inbox.Record) (int, error)
 	return 0, nil
 }
 
-func TestCleanerEndsThoughUnsentRecordsStay(t *testing.T) {
+func TestCleanerSaysThatUnsentMessagesStay(t *testing.T) {
 	t.Parallel()
 	records := &undeletable{MemoryRepository: inboxtest.NewMemoryRepository()}
 	key := inbox.Key{Consumer: "consumer", MessageID: "1"}
@@ -166,7 +166,7 @@ func TestCleanerEndsThoughUnsentRecordsStay(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	if pass, err := cleaner.Pass(ctx); err != nil || pass != (inbox.CleanerPass{Deleted: 1, Unsent: 1}) || records.deletions != 1 {
+	if pass, err := cleaner.Pass(ctx); err == nil || ctx.Err() != nil || pass != (inbox.CleanerPass{Deleted: 1, Unsent: 1}) || records.deletions != 1 {
 		t.Errorf("%+v, %v, after %d deletions", pass, err, records.deletions)
 	}
 }
@@ -477,5 +477,37 @@ func TestCleanerDoesNotYieldToItself(t *testing.T) {
 	}
 	if pass, err := cleaner.Pass(context.Background()); err != nil || pass.Yielded || len(records.answers) != 0 {
 		t.Errorf("%+v, %v, %d answers are left", pass, err, len(records.answers))
+	}
+}
+
+func (u *undeletable) DeleteRecords(context.Context, []inbox.Record) (int, error) { return 0, nil }
+
+func TestForgetSaysThatRecordsStay(t *testing.T) {
+	t.Parallel()
+	records := &undeletable{MemoryRepository: inboxtest.NewMemoryRepository()}
+	commitUnsent(t, records, inbox.Key{Consumer: "consumer", MessageID: "1"})
+	if deleted, err := inbox.Forget(context.Background(), records, inbox.Selection{Consumer: "consumer"}, 1); err == nil || deleted != 0 {
+		t.Errorf("%d deleted, %v", deleted, err)
+	}
+}
+
+// raced is a table of which somebody else deletes a record after it was found.
+type raced struct{ *inboxtest.MemoryRepository }
+
+func (r raced) DeleteRecords(ctx context.Context, found []inbox.Record) (int, error) {
+	if _, err := r.MemoryRepository.DeleteRecords(ctx, found[:1]); err != nil {
+		return 0, err
+	}
+	return r.MemoryRepository.DeleteRecords(ctx, found)
+}
+
+func TestForgetIsNotAlarmedByAnother(t *testing.T) {
+	t.Parallel()
+	records := raced{inboxtest.NewMemoryRepository()}
+	for _, id := range []string{"1", "2"} {
+		commitUnsent(t, records, inbox.Key{Consumer: "consumer", MessageID: id})
+	}
+	if deleted, err := inbox.Forget(context.Background(), records, inbox.Selection{Consumer: "consumer"}, 2); err != nil || deleted != 1 {
+		t.Errorf("%d deleted, %v", deleted, err)
 	}
 }

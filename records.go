@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -20,7 +21,8 @@ type Records interface {
 	// DeleteProcessed deletes expired records of one consumer, oldest first, in a short transaction of its own. It
 	// returns how many, and when the last of them was processed, from where the next call may continue. Their unsent
 	// messages are kept, and records that are locked passed over. When it takes longer than the timeout, or than the
-	// server allows, it deletes nothing and its error matches [ErrBatchTimeout].
+	// server allows, it deletes nothing and its error matches [ErrBatchTimeout]. When the database leaves expired records that
+	// nobody has locked, as row level security can, it returns an error as well as how many it has deleted.
 	//
 	// One call at a time works on a table, whoever makes it; another returns [ErrCleaning] at once. The lock
 	// is the transaction's, so it ends with a process that dies.
@@ -116,7 +118,8 @@ const forgetBatch = 300
 // The selection must name a consumer. Call it with confirmed 0 first: it counts and, unless there is nothing to
 // forget, returns a [*NotConfirmedError] with the number. Call it again with that number to delete; if the number has changed
 // meanwhile, it returns the error again. It deletes in short transactions, returns how many records it has
-// deleted, also with an error, and deletes no more than was confirmed.
+// deleted, also with an error, and deletes no more than was confirmed. Records that the database keeps all the same are
+// an error.
 func Forget(ctx context.Context, records Records, selection Selection, confirmed int) (deleted int, err error) {
 	if selection.Consumer == "" {
 		return 0, errors.New("inbox: the selection to forget names no consumer")
@@ -135,12 +138,31 @@ func Forget(ctx context.Context, records Records, selection Selection, confirmed
 		}
 		n, err := records.DeleteRecords(ctx, found)
 		deleted += n
+		if err == nil && n < len(found) {
+			err = stillThere(ctx, records, selection, after, found)
+		}
 		if err != nil {
 			return deleted, err
 		}
 		after = found[len(found)-1]
 	}
 	return deleted, nil
+}
+
+// stillThere returns an error when records that were found after the given one, and deleted, are found again. Those that
+// somebody else has deleted, or that were claimed again, are not.
+func stillThere(ctx context.Context, records Records, selection Selection, after Record, found []Record) error {
+	again, err := records.FindRecords(ctx, selection, after, len(found))
+	if err != nil {
+		return err
+	}
+	again = slices.DeleteFunc(again, func(record Record) bool {
+		return !slices.ContainsFunc(found, func(f Record) bool { return f.Compare(record) == 0 })
+	})
+	if len(again) == 0 {
+		return nil
+	}
+	return fmt.Errorf("inbox: %d records of consumer %q were deleted and are still there: row level security, a trigger or a rule keeps them", len(again), selection.Consumer)
 }
 
 // Statistics are counts of an inbox's records.

@@ -45,6 +45,10 @@ type Dialect interface {
 	// DeleteProcessed deletes as inbox.Records says, and returns processed_at of each record that it deletes.
 	DeleteProcessed(table Table, params inbox.DeleteProcessedParams) Query
 
+	// Undeleted selects how many records are left, or whether there are any, that DeleteProcessed should have deleted
+	// before in this transaction and that nobody has locked. Empty text: there are none.
+	Undeleted(table Table, params inbox.DeleteProcessedParams) Query
+
 	// Count selects the number of the records of a selection.
 	Count(table Table, selection inbox.Selection) Query
 

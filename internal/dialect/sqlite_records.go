@@ -40,6 +40,9 @@ func (SQLite) DeleteProcessed(table Table, params inbox.DeleteProcessedParams) Q
 		[]any{params.Consumer, from, before, params.Limit, params.Consumer, before}}
 }
 
+// Undeleted implements [Dialect]: Check refuses triggers, and nothing else keeps a record.
+func (SQLite) Undeleted(Table, inbox.DeleteProcessedParams) Query { return Query{} }
+
 // Count implements [Dialect].
 func (SQLite) Count(table Table, selection inbox.Selection) Query {
 	name, alias, at := sqliteTable(table, selection)

@@ -60,6 +60,7 @@ func (e *Engine) DeleteProcessed(ctx context.Context, params inbox.DeleteProcess
 	if err := e.locate(ctx); err != nil {
 		return 0, time.Time{}, e.failed("delete processed records", err)
 	}
+	kept := false
 	err = e.Short(ctx, func(tx Tx) error {
 		limited, cancel := ctx, func() {}
 		if params.Timeout > 0 {
@@ -67,37 +68,60 @@ func (e *Engine) DeleteProcessed(ctx context.Context, params inbox.DeleteProcess
 		}
 		defer cancel()
 		var err error
-		deleted, last, err = e.deleteProcessed(limited, tx, params)
+		deleted, last, kept, err = e.deleteProcessed(limited, tx, params)
 		if err != nil && ctx.Err() == nil && (limited.Err() != nil || e.dialect.IsTimeout(err)) {
 			err = fmt.Errorf("%w: %w", inbox.ErrBatchTimeout, err)
 		}
 		return err
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		return 0, time.Time{}, e.failed("delete processed records", err)
+	case kept:
+		return deleted, last, e.failed("delete all processed records", errKept)
 	}
 	return deleted, last, nil
 }
 
-func (e *Engine) deleteProcessed(ctx context.Context, tx Tx, params inbox.DeleteProcessedParams) (deleted int, last time.Time, err error) {
+var errKept = errors.New("records are left that nobody has locked: row level security, a trigger or a rule keeps them")
+
+// deleteProcessed reports also whether the database keeps records that are expired and not locked. They were seen before a
+// DELETE that deleted nothing: those that are seen after one may have been committed since.
+func (e *Engine) deleteProcessed(ctx context.Context, tx Tx, params inbox.DeleteProcessedParams) (deleted int, last time.Time, kept bool, err error) {
 	if lock := e.dialect.CleanerLock(e.Table()); lock.Text != "" {
 		var locked int
 		if err := one(ctx, tx, lock, &locked); err != nil {
-			return 0, last, err
+			return 0, last, false, err
 		}
 		if locked == 0 {
-			return 0, last, inbox.ErrCleaning
+			return 0, last, false, inbox.ErrCleaning
 		}
 	}
 	var processedAt int64
-	err = tx.Query(ctx, e.dialect.DeleteProcessed(e.Table(), params), []any{&processedAt}, func() error {
-		if at := time.UnixMicro(processedAt); deleted == 0 || at.After(last) {
-			last = at
+	undeleted := e.dialect.Undeleted(e.Table(), params)
+	rest := params
+	for {
+		rest.Limit = params.Limit - deleted
+		before := deleted
+		err := tx.Query(ctx, e.dialect.DeleteProcessed(e.Table(), rest), []any{&processedAt}, func() error {
+			if at := time.UnixMicro(processedAt); deleted == 0 || at.After(last) {
+				last = at
+			}
+			deleted++
+			return nil
+		})
+		if err != nil || deleted == params.Limit || undeleted.Text == "" || kept && deleted > before {
+			return deleted, last, false, err
 		}
-		deleted++
-		return nil
-	})
-	return deleted, last, err
+		seen := kept
+		var left int
+		if err := one(ctx, tx, undeleted, &left); err != nil {
+			return deleted, last, false, err
+		}
+		if kept = left > 0; !kept || seen {
+			return deleted, last, kept, nil
+		}
+	}
 }
 
 // CountRecords implements [inbox.Records].

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -210,7 +211,8 @@ func TestCleanerReadsOnlyWhatItDeletes(t *testing.T) {
 	db.MustExec(t, `ANALYZE watermill_inbox`)
 	query := dialect.PostgreSQL{}.DeleteProcessed(tableOf(t, db), inbox.DeleteProcessedParams{Consumer: "cleaned", Before: time.Now().Add(-time.Hour), Limit: 100})
 	consumers := dialect.PostgreSQL{}.Consumers(tableOf(t, db))
-	for _, statement := range []string{query.Text, consumers.Text} {
+	undeleted := dialect.PostgreSQL{}.Undeleted(tableOf(t, db), inbox.DeleteProcessedParams{Consumer: "cleaned", Before: time.Now().Add(-time.Hour)})
+	for _, statement := range []string{query.Text, consumers.Text, undeleted.Text} {
 		var plan []byte
 		if err := db.QueryRow(`EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) ` + statement).Scan(&plan); err != nil {
 			t.Fatal(err)
@@ -334,4 +336,105 @@ func TestCleanerWaitsForAConnection(t *testing.T) {
 			t.Errorf("%d deleted, %v", deleted, err)
 		}
 	})
+}
+
+// What the database does not let a role delete is an error of the cleaner and of Forget, and not "nothing was expired".
+func TestRecordsThatTheDatabaseKeeps(t *testing.T) {
+	t.Parallel()
+	const (
+		secured  = `ALTER TABLE watermill_inbox ENABLE ROW LEVEL SECURITY; CREATE POLICY seen ON watermill_inbox FOR SELECT USING (true);`
+		lockable = `CREATE POLICY locked ON watermill_inbox FOR UPDATE USING (true);`
+	)
+	for name, c := range map[string]struct {
+		ddl     string
+		deleted int
+	}{
+		"policies for SELECT":            {secured, 0},
+		"policies for SELECT and UPDATE": {secured + lockable, 0},
+		"a policy for most records":      {secured + lockable + `CREATE POLICY most ON watermill_inbox FOR DELETE USING (message_id <> 'old-7')`, 9},
+		"a trigger": {`CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+			CREATE TRIGGER keep BEFORE DELETE ON watermill_inbox FOR EACH ROW EXECUTE FUNCTION keep()`, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			drivers(t, func(t *testing.T, driver string) {
+				db := testdb.PostgreSQL(t, driver)
+				db.Repository(t, inboxsql.Options{})
+				addExpired(t, db, "c", 10)
+				role := "role_" + testdb.RandomName()
+				db.MustExec(t, `CREATE ROLE `+role+` LOGIN`)
+				t.Cleanup(func() { db.MustExec(t, `DROP OWNED BY `+role); db.MustExec(t, `DROP ROLE `+role) })
+				db.MustExec(t, `GRANT USAGE ON SCHEMA `+tableOf(t, db).Schema()+` TO `+role)
+				db.MustExec(t, `GRANT SELECT, UPDATE, DELETE ON watermill_inbox, watermill_inbox_unsent TO `+role)
+				db.MustExec(t, c.ddl)
+				asRole := *db
+				asRole.URL = strings.Replace(db.URL, "postgres://postgres@", "postgres://"+role+"@", 1)
+				asRole.DB = asRole.Open(t)
+				repository := asRole.RepositoryWithoutSchema(t, inboxsql.Options{})
+				pass, err := cleanerOf(t, repository, inbox.CleanerOptions{}).Pass(context.Background())
+				if err == nil || !strings.Contains(err.Error(), "row level security") || pass != (inbox.CleanerPass{Deleted: c.deleted}) {
+					t.Errorf("%+v, %v", pass, err)
+				}
+				left := 10 - c.deleted
+				if deleted, err := inbox.Forget(context.Background(), repository, inbox.Selection{Consumer: "c"}, left); err == nil || deleted != 0 {
+					t.Errorf("%d forgotten, %v", deleted, err)
+				}
+				if got := db.Count(t, `SELECT count(*) FROM watermill_inbox`); got != left {
+					t.Errorf("%d records are left, want %d", got, left)
+				}
+			})
+		})
+	}
+}
+
+// Records that a session has locked are passed over, and nothing is wrong.
+func TestCleanerPassesOverLockedRecords(t *testing.T) {
+	t.Parallel()
+	drivers(t, func(t *testing.T, driver string) {
+		db := testdb.PostgreSQL(t, driver)
+		repository := db.Repository(t, inboxsql.Options{})
+		addExpired(t, db, "c", 10)
+		for strength, ids := range map[string]string{"UPDATE": "old-[12]", "KEY SHARE": "old-[34]"} {
+			other, err := db.BeginTx(context.Background(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = other.Rollback() }()
+			if _, err := other.Exec(`SELECT 1 FROM watermill_inbox WHERE message_id ~ $1 FOR `+strength, "^"+ids+"$"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		pass, err := cleanerOf(t, repository, inbox.CleanerOptions{}).Pass(context.Background())
+		if err != nil || pass != (inbox.CleanerPass{Deleted: 6}) {
+			t.Errorf("%+v, %v", pass, err)
+		}
+	})
+}
+
+// Records that are committed while the cleaner looks are not taken for kept ones, even where handlers are open for longer
+// than the retention.
+func TestCleanerIsNotAlarmedByClaims(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQL(t, "postgres")
+	db.SetMaxOpenConns(8)
+	repository := db.Repository(t, inboxsql.Options{})
+	var group sync.WaitGroup
+	var claiming atomic.Int32
+	for worker := range 4 {
+		claiming.Add(1)
+		group.Go(func() {
+			defer claiming.Add(-1)
+			for i := range 200 {
+				if free, err := claim(context.Background(), repository, fmt.Sprint(worker, "-", i)); err != nil || !free {
+					t.Errorf("free: %v, %v", free, err)
+				}
+			}
+		})
+	}
+	for claiming.Load() > 0 {
+		if pass, err := cleanerOf(t, repository, inbox.CleanerOptions{Retention: inbox.Retention{Default: time.Nanosecond}}).Pass(context.Background()); err != nil {
+			t.Fatalf("%+v, %v", pass, err)
+		}
+	}
+	group.Wait()
 }
