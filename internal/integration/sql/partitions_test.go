@@ -14,6 +14,7 @@ import (
 
 	inbox "github.com/devmappa/watermill-inbox"
 	"github.com/devmappa/watermill-inbox/inboxtest"
+	"github.com/devmappa/watermill-inbox/internal/dialect"
 	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
 	"github.com/devmappa/watermill-inbox/partitions"
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
@@ -343,4 +344,16 @@ func TestPartitionedCheckRefuses(t *testing.T) {
 		db.Adapter = inboxsql.DefaultPostgreSQLSchema{}
 		wantClaim(t, db.RepositoryWithoutSchema(t, inboxsql.Options{}), testdb.ID(inbox.UUIDv7, time.Now(), 1), true)
 	})
+}
+
+func TestTheServersVersionIsChecked(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQL(t, "postgres")
+	version := db.Count(t, `SELECT current_setting('server_version_num')::int`)
+	for least, problems := range map[int]int{version: 0, version + 1: 1} {
+		query := dialect.Partitioned{}.CheckServer(least)
+		if got := db.Count(t, `SELECT count(*) FROM (`+query.Text+`) AS problems`); got != problems {
+			t.Errorf("at least %d on %d: %d problems, want %d", least, version, got, problems)
+		}
+	}
 }
