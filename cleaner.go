@@ -128,7 +128,7 @@ func (c *Cleaner) pass(ctx context.Context, pass *CleanerPass) error {
 			c.options.Logger.Error("Retention of a consumer that has no records, is the name right?", nil, watermill.LogFields{"consumer": consumer})
 		}
 	}
-	var failures []error
+	failures := []error{c.advise(ctx)}
 	size := c.options.BatchSize
 	for _, consumer := range consumers {
 		if !c.options.Consumers.Contains(consumer) || c.options.Retention.For(consumer) == KeepForever {
@@ -145,6 +145,19 @@ func (c *Cleaner) pass(ctx context.Context, pass *CleanerPass) error {
 		failures = append(failures, err)
 	}
 	return errors.Join(failures...)
+}
+
+// advise logs what makes the cleaner slow.
+func (c *Cleaner) advise(ctx context.Context) error {
+	adviser, ok := c.records.(Adviser)
+	if !ok {
+		return nil
+	}
+	advice, err := adviser.Advice(ctx)
+	for _, sentence := range advice {
+		c.options.Logger.Error("Inbox cleaner is slow", nil, watermill.LogFields{"advice": sentence})
+	}
+	return err
 }
 
 func (c *Cleaner) clockTolerance() time.Duration {

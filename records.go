@@ -54,6 +54,12 @@ type Records interface {
 	Statistics(ctx context.Context, consumers Consumers) (Statistics, error)
 }
 
+// Adviser is an optional ability of [Records].
+type Adviser interface {
+	// Advice returns what makes the cleaner slow, a sentence each. Nothing of it is a danger.
+	Advice(ctx context.Context) ([]string, error)
+}
+
 // ErrCleaning is returned by [Records].DeleteProcessed while another call is at work on the table.
 var ErrCleaning = errors.New("inbox: another cleaner is at work")
 

@@ -71,6 +71,9 @@ type Dialect interface {
 	// Check selects one text per fault that would make the inbox unsafe or unusable; no row when all is well.
 	Check(table Table) Query
 
+	// Advice selects one text per index that the cleaner misses; no row when all is well. No claim needs it.
+	Advice(table Table) Query
+
 	// Locate selects the schemas in which a table that was named without one is found, the one that counts first,
 	// and 1 if the role may use it, else 0; no row when there is none. Empty text: names are not searched for.
 	Locate(table Table) Query

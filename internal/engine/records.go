@@ -55,6 +55,20 @@ func (e *Engine) Consumers(ctx context.Context) (consumers []string, now time.Ti
 	return consumers, now, nil
 }
 
+// Advice implements [inbox.Adviser].
+func (e *Engine) Advice(ctx context.Context) ([]string, error) {
+	var advice []string
+	var sentence string
+	err := e.look(ctx, e.dialect.Advice, []any{&sentence}, func() error {
+		advice = append(advice, sentence)
+		return nil
+	})
+	if err != nil {
+		return nil, e.failed("look at the indexes", err)
+	}
+	return advice, nil
+}
+
 // DeleteProcessed implements [inbox.Records].
 func (e *Engine) DeleteProcessed(ctx context.Context, params inbox.DeleteProcessedParams) (deleted int, last time.Time, err error) {
 	if err := e.locate(ctx); err != nil {
