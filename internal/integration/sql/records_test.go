@@ -10,6 +10,7 @@ import (
 	inbox "github.com/devmappa/watermill-inbox"
 	"github.com/devmappa/watermill-inbox/internal/dialect"
 	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
+	"github.com/devmappa/watermill-inbox/internal/integration/testproxy"
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
 )
 
@@ -210,4 +211,38 @@ func TestSQLiteStatementsUseTheIndexes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// When the answer of a deletion is lost it is not repeated, by which it would be taken for one of nothing: Forget says that
+// it does not know, and either all of it is done or nothing.
+func TestForgetWhoseAnswerIsLost(t *testing.T) {
+	t.Parallel()
+	drivers(t, func(t *testing.T, driver string) {
+		commit := "COMMIT"
+		if driver == "pgx" {
+			commit = "commit"
+		}
+		for _, request := range []string{"DELETE FROM", commit} {
+			db := testdb.PostgreSQL(t, driver)
+			db.Repository(t, inboxsql.Options{})
+			addExpired(t, db, "c", 10)
+			proxy := testproxy.New(t, db.Address(t))
+			repository := db.Through(t, proxy.Address()).RepositoryWithoutSchema(t, inboxsql.Options{})
+			selection := inbox.Selection{Consumer: "c"}
+			if _, err := inbox.Forget(context.Background(), repository, selection, 0); err == nil {
+				t.Fatal("nothing is selected")
+			}
+			cut := proxy.CutAnswer(request, 0)
+			deleted, err := inbox.Forget(context.Background(), repository, selection, 10)
+			select {
+			case <-cut:
+			default:
+				t.Fatalf("nothing was cut; the error is %v", err)
+			}
+			left := db.Count(t, `SELECT count(*) FROM watermill_inbox`)
+			if err == nil || deleted != 0 || left != map[bool]int{true: 0, false: 10}[request == commit] {
+				t.Errorf("%s: %d deleted, %d left, %v", request, deleted, left, err)
+			}
+		}
+	})
 }
