@@ -199,8 +199,8 @@ const smallestBatch = 10
 // earliestRecord is before the first version of this module.
 var earliestRecord = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// A batch that was cancelled can hold the cleaners' lock until the server has noticed. So often, and with this pause,
-// the next one tries again before it takes that for another cleaner's.
+// A batch that was cancelled can hold the cleaners' lock until the server has noticed. The next batches try this often,
+// with this pause, before they believe that another cleaner is at work.
 const (
 	lingerTries = 20
 	lingerPause = 50 * time.Millisecond
@@ -251,12 +251,9 @@ func (c *Cleaner) deleteUnsent(ctx context.Context, consumer string, before time
 			})
 		}
 		batch, cancel := context.WithTimeout(ctx, c.options.BatchTimeout)
-		deleted, err := c.records.DeleteUnsent(batch, found)
+		deleted, err := deleteFound(batch, c.records, selection, after, found, c.records.DeleteUnsent)
 		cancel()
 		pass.UnsentDeleted += deleted
-		if err == nil && deleted < len(found) {
-			err = stillThere(ctx, c.records, selection, after, found)
-		}
 		if err != nil {
 			return err
 		}

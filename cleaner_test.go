@@ -166,7 +166,7 @@ func TestCleanerSaysThatUnsentMessagesStay(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	if pass, err := cleaner.Pass(ctx); err == nil || ctx.Err() != nil || pass != (inbox.CleanerPass{Deleted: 1, Unsent: 1}) || records.deletions != 1 {
+	if pass, err := cleaner.Pass(ctx); err == nil || ctx.Err() != nil || pass != (inbox.CleanerPass{Deleted: 1, Unsent: 1}) || records.deletions != 2 {
 		t.Errorf("%+v, %v, after %d deletions", pass, err, records.deletions)
 	}
 }
@@ -509,5 +509,36 @@ func TestForgetIsNotAlarmedByAnother(t *testing.T) {
 	}
 	if deleted, err := inbox.Forget(context.Background(), records, inbox.Selection{Consumer: "consumer"}, 2); err != nil || deleted != 1 {
 		t.Errorf("%d deleted, %v", deleted, err)
+	}
+}
+
+// leasedOnce keeps unsent messages from their first deletion, as a lease at the same moment does.
+type leasedOnce struct {
+	*inboxtest.MemoryRepository
+	leased bool
+}
+
+func (l *leasedOnce) DeleteUnsent(ctx context.Context, found []inbox.Record) (int, error) {
+	if !l.leased {
+		l.leased = true
+		found = found[1:]
+	}
+	return l.MemoryRepository.DeleteUnsent(ctx, found)
+}
+
+func TestCleanerDeletesUnsentMessagesThatARelayLeases(t *testing.T) {
+	t.Parallel()
+	records := &leasedOnce{MemoryRepository: inboxtest.NewMemoryRepository()}
+	for _, id := range []string{"1", "2"} {
+		key := inbox.Key{Consumer: "consumer", MessageID: id}
+		commitUnsent(t, records, key)
+		records.Age(key, 3*time.Hour)
+	}
+	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: oneHour, UnsentRetention: 2 * time.Hour, BatchPause: time.Nanosecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pass, err := cleaner.Pass(context.Background()); err != nil || pass != (inbox.CleanerPass{Deleted: 2, UnsentDeleted: 2}) {
+		t.Errorf("%+v, %v", pass, err)
 	}
 }

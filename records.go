@@ -142,11 +142,8 @@ func Forget(ctx context.Context, records Records, selection Selection, confirmed
 		if err != nil || len(found) == 0 {
 			return deleted, err
 		}
-		n, err := records.DeleteRecords(ctx, found)
+		n, err := deleteFound(ctx, records, selection, after, found, records.DeleteRecords)
 		deleted += n
-		if err == nil && n < len(found) {
-			err = stillThere(ctx, records, selection, after, found)
-		}
 		if err != nil {
 			return deleted, err
 		}
@@ -155,20 +152,30 @@ func Forget(ctx context.Context, records Records, selection Selection, confirmed
 	return deleted, nil
 }
 
-// stillThere returns an error when records that were found after the given one, and deleted, are found again. Those that
-// somebody else has deleted, or that were claimed again, are not.
-func stillThere(ctx context.Context, records Records, selection Selection, after Record, found []Record) error {
-	again, err := records.FindRecords(ctx, selection, after, len(found))
-	if err != nil {
-		return err
+// deleteFound deletes records that were found after the given one, and once more those that are found again: a relay may
+// have leased them meanwhile. Others that were deleted or claimed again by somebody else are no error.
+func deleteFound(ctx context.Context, records Records, selection Selection, after Record, found []Record,
+	deletion func(context.Context, []Record) (int, error)) (deleted int, err error) {
+	left := found
+	for range 2 {
+		n, err := deletion(ctx, left)
+		deleted += n
+		if err != nil || n == len(left) {
+			return deleted, err
+		}
+		again, err := records.FindRecords(ctx, selection, after, len(found))
+		if err != nil {
+			return deleted, err
+		}
+		left = slices.DeleteFunc(again, func(record Record) bool {
+			return !slices.ContainsFunc(found, func(f Record) bool { return f.Compare(record) == 0 })
+		})
+		if len(left) == 0 {
+			return deleted, nil
+		}
 	}
-	again = slices.DeleteFunc(again, func(record Record) bool {
-		return !slices.ContainsFunc(found, func(f Record) bool { return f.Compare(record) == 0 })
-	})
-	if len(again) == 0 {
-		return nil
-	}
-	return fmt.Errorf("inbox: %d records of consumer %q were deleted and are still there: row level security, a trigger or a rule keeps them", len(again), selection.Consumer)
+	return deleted, fmt.Errorf("inbox: %d records of consumer %q were deleted and are still there: row level security, a trigger or a rule keeps them",
+		len(left), selection.Consumer)
 }
 
 // Statistics are counts of an inbox's records.

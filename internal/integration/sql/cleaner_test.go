@@ -456,3 +456,40 @@ func TestCleanerIsNotAlarmedByClaims(t *testing.T) {
 	}
 	group.Wait()
 }
+
+// A relay that leases messages while they are deleted moves their row away from under the deletion.
+func TestCleanerDeletesWhatIsLeasedMeanwhile(t *testing.T) {
+	t.Parallel()
+	drivers(t, func(t *testing.T, driver string) {
+		db := testdb.PostgreSQL(t, driver)
+		repository := db.Repository(t, inboxsql.Options{})
+		db.MustExec(t, `INSERT INTO watermill_inbox_unsent SELECT 'c', 'old-' || i, now() - interval '1 day', now() - interval '1 day', NULL, 'events', '\x00' FROM generate_series(1, 3) i`)
+		relay, err := db.BeginTx(context.Background(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = relay.Rollback() }()
+		if _, err := relay.Exec(`UPDATE watermill_inbox_unsent SET leased_until = now() WHERE message_id = 'old-2'`); err != nil {
+			t.Fatal(err)
+		}
+		pid := sessionOf(t, relay)
+		type result struct {
+			inbox.CleanerPass
+			err error
+		}
+		done := make(chan result, 1)
+		go func() {
+			pass, err := cleanerOf(t, repository, inbox.CleanerOptions{UnsentRetention: time.Hour}).Pass(context.Background())
+			done <- result{pass, err}
+		}()
+		eventually(t, "the deletion waits for the relay", func() bool {
+			return db.Count(t, `SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))`, pid) > 0
+		})
+		if err := relay.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		if got := <-done; got.err != nil || got.CleanerPass != (inbox.CleanerPass{UnsentDeleted: 3}) {
+			t.Errorf("%+v", got)
+		}
+	})
+}
