@@ -128,7 +128,7 @@ func (c *Cleaner) pass(ctx context.Context, pass *CleanerPass) error {
 			c.options.Logger.Error("Retention of a consumer that has no records, is the name right?", nil, watermill.LogFields{"consumer": consumer})
 		}
 	}
-	var failures []error
+	failures := []error{c.advise(ctx)}
 	size := c.options.BatchSize
 	for _, consumer := range consumers {
 		if !c.options.Consumers.Contains(consumer) || c.options.Retention.For(consumer) == KeepForever {
@@ -147,6 +147,19 @@ func (c *Cleaner) pass(ctx context.Context, pass *CleanerPass) error {
 	return errors.Join(failures...)
 }
 
+// advise logs what makes the cleaner slow.
+func (c *Cleaner) advise(ctx context.Context) error {
+	adviser, ok := c.records.(Adviser)
+	if !ok {
+		return nil
+	}
+	advice, err := adviser.Advice(ctx)
+	for _, sentence := range advice {
+		c.options.Logger.Error("Inbox cleaner is slow", nil, watermill.LogFields{"advice": sentence})
+	}
+	return err
+}
+
 func (c *Cleaner) clockTolerance() time.Duration {
 	shortest := c.options.Retention.Default
 	for _, own := range c.options.Retention.Consumers {
@@ -155,24 +168,28 @@ func (c *Cleaner) clockTolerance() time.Duration {
 	return clockTolerance(shortest)
 }
 
+// cleanConsumer counts last: what cannot be counted does not keep anything from being deleted.
 func (c *Cleaner) cleanConsumer(ctx context.Context, consumer string, now time.Time, size *int, pass *CleanerPass) error {
 	retention := c.options.Retention.For(consumer)
 	before := now.Add(-retention)
-	implausible, err := c.records.CountRecords(ctx, Selection{Consumer: consumer, To: earliestRecord})
-	if err != nil {
-		return err
-	}
-	pass.Implausible += implausible
-	if err := c.deleteProcessed(ctx, consumer, before, size, pass); err != nil {
+	err := c.deleteProcessed(ctx, consumer, before, size, pass)
+	if errors.Is(err, ErrCleaning) {
 		return err
 	}
 	if c.options.UnsentRetention > 0 {
-		if err := c.deleteUnsent(ctx, consumer, now.Add(-max(retention, c.options.UnsentRetention)), pass); err != nil {
-			return err
-		}
+		err = errors.Join(err, c.deleteUnsent(ctx, consumer, now.Add(-max(retention, c.options.UnsentRetention)), pass))
 	}
-	unsent, err := c.records.CountRecords(ctx, Selection{Consumer: consumer, To: before, Unsent: true})
-	pass.Unsent += unsent
+	return errors.Join(err,
+		c.count(ctx, Selection{Consumer: consumer, To: before, Unsent: true}, &pass.Unsent),
+		c.count(ctx, Selection{Consumer: consumer, To: earliestRecord}, &pass.Implausible))
+}
+
+// count adds the number of selected records.
+func (c *Cleaner) count(ctx context.Context, selection Selection, total *int) error {
+	ctx, cancel := context.WithTimeout(ctx, c.options.BatchTimeout)
+	defer cancel()
+	n, err := c.records.CountRecords(ctx, selection)
+	*total += n
 	return err
 }
 
@@ -182,27 +199,38 @@ const smallestBatch = 10
 // earliestRecord is before the first version of this module.
 var earliestRecord = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
+// A batch that was cancelled can hold the cleaners' lock until the server has noticed. The next batches try this often,
+// with this pause, before they believe that another cleaner is at work.
+const (
+	lingerTries = 20
+	lingerPause = 50 * time.Millisecond
+)
+
 // deleteProcessed goes on from the last record that was deleted, because the database may still have to step over those
 // before it.
 func (c *Cleaner) deleteProcessed(ctx context.Context, consumer string, before time.Time, size *int, pass *CleanerPass) error {
-	for from := earliestRecord; ; {
-		batch, cancel := context.WithTimeout(ctx, c.options.BatchTimeout)
-		deleted, last, err := c.records.DeleteProcessed(batch, consumer, from, before, *size)
-		timedOut := batch.Err() != nil && ctx.Err() == nil
-		cancel()
+	params := DeleteProcessedParams{Consumer: consumer, From: earliestRecord, Before: before, Timeout: c.options.BatchTimeout}
+	for lingering := 0; ; {
+		params.Limit = *size
+		deleted, last, err := c.records.DeleteProcessed(ctx, params)
 		pass.Deleted += deleted
+		pause := c.options.BatchPause
 		switch {
-		case err != nil && timedOut && *size > smallestBatch:
+		case errors.Is(err, ErrBatchTimeout) && *size > smallestBatch:
 			*size = max(*size/2, smallestBatch)
+			lingering = lingerTries
+		case errors.Is(err, ErrCleaning) && lingering > 0:
+			lingering--
+			pause = lingerPause
 		case err != nil:
 			return err
 		case deleted < *size:
 			return nil
 		default:
-			from = last
+			params.From = last
 			c.observe(ctx, *pass, false, nil)
 		}
-		if err := interval.Wait(ctx, c.options.BatchPause); err != nil {
+		if err := interval.Wait(ctx, pause); err != nil {
 			return err
 		}
 	}
@@ -211,8 +239,9 @@ func (c *Cleaner) deleteProcessed(ctx context.Context, consumer string, before t
 // deleteUnsent deletes what nobody is expected to send any more, and says what that was.
 func (c *Cleaner) deleteUnsent(ctx context.Context, consumer string, before time.Time, pass *CleanerPass) error {
 	const batchSize = 100
+	selection := Selection{Consumer: consumer, To: before, Unsent: true}
 	for after := (Record{}); ; {
-		found, err := c.records.FindRecords(ctx, Selection{Consumer: consumer, To: before, Unsent: true}, after, batchSize)
+		found, err := c.records.FindRecords(ctx, selection, after, batchSize)
 		if err != nil || len(found) == 0 {
 			return err
 		}
@@ -222,7 +251,7 @@ func (c *Cleaner) deleteUnsent(ctx context.Context, consumer string, before time
 			})
 		}
 		batch, cancel := context.WithTimeout(ctx, c.options.BatchTimeout)
-		deleted, err := c.records.DeleteUnsent(batch, found)
+		deleted, err := deleteFound(batch, c.records, selection, after, found, c.records.DeleteUnsent)
 		cancel()
 		pass.UnsentDeleted += deleted
 		if err != nil {

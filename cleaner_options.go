@@ -25,8 +25,8 @@ type CleanerOptions struct {
 	// Default: 0, which keeps them for ever, also when their record is deleted.
 	UnsentRetention time.Duration
 
-	// BatchSize is how many records one transaction deletes. After a batch that took longer than BatchTimeout
-	// the rest of the pass makes smaller ones.
+	// BatchSize is how many records one transaction deletes. After a batch that took longer than BatchTimeout,
+	// or than the server allows (statement_timeout, lock_timeout), the rest of the pass makes smaller ones.
 	// Default: 1000.
 	BatchSize int
 
@@ -35,7 +35,8 @@ type CleanerOptions struct {
 	// Default: 10 milliseconds.
 	BatchPause time.Duration
 
-	// BatchTimeout bounds one transaction.
+	// BatchTimeout bounds one transaction, and one count of what is kept. A deletion of processed records is not
+	// charged for its wait for a connection.
 	// Default: 5 seconds.
 	BatchTimeout time.Duration
 
@@ -49,8 +50,8 @@ type CleanerOptions struct {
 	Observe func(ctx context.Context, observation CleanerObservation)
 
 	// Logger gets a line per pass of Run at info level when it deleted or kept something unsent. At error level it
-	// gets passes of Run that failed, once each retention of a consumer that has no records, and unsent records that
-	// are deleted.
+	// gets passes of Run that failed, once each retention of a consumer that has no records, unsent records that are
+	// deleted, and in each pass that the table has no index for it.
 	// Default: watermill.NopLogger.
 	Logger watermill.LoggerAdapter
 }

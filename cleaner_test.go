@@ -30,7 +30,7 @@ func (f *failing) Consumers(context.Context) ([]string, time.Time, error) {
 	return []string{"consumer"}, time.Now(), nil
 }
 
-func (f *failing) DeleteProcessed(context.Context, string, time.Time, time.Time, int) (int, time.Time, error) {
+func (f *failing) DeleteProcessed(context.Context, inbox.DeleteProcessedParams) (int, time.Time, error) {
 	switch f.calls.Add(1) {
 	case 1:
 		return 0, time.Time{}, f.deletion
@@ -83,20 +83,19 @@ func (s *slow) Consumers(context.Context) ([]string, time.Time, error) {
 	return []string{"consumer"}, time.Now(), nil
 }
 
-func (s *slow) DeleteProcessed(ctx context.Context, _ string, _, _ time.Time, limit int) (int, time.Time, error) {
-	s.sizes = append(s.sizes, limit)
-	if limit > s.largest {
-		<-ctx.Done()
-		return 0, time.Time{}, ctx.Err()
+func (s *slow) DeleteProcessed(_ context.Context, params inbox.DeleteProcessedParams) (int, time.Time, error) {
+	s.sizes = append(s.sizes, params.Limit)
+	if params.Limit > s.largest {
+		return 0, time.Time{}, fmt.Errorf("after %s: %w", params.Timeout, inbox.ErrBatchTimeout)
 	}
-	deleted := min(limit, s.left)
+	deleted := min(params.Limit, s.left)
 	s.left -= deleted
 	return deleted, time.Time{}, nil
 }
 
 func TestCleanerMakesSmallerBatchesAfterATimeout(t *testing.T) {
 	t.Parallel()
-	options := inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: oneHour, BatchSize: 400, BatchTimeout: 10 * time.Millisecond, BatchPause: time.Nanosecond}
+	options := inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: oneHour, BatchSize: 400, BatchPause: time.Nanosecond}
 	for largest, want := range map[int]struct {
 		sizes []int
 		left  int
@@ -131,7 +130,7 @@ func TestCleanerKeepsSmallerBatchesForTheRestOfThePass(t *testing.T) {
 	t.Parallel()
 	records := several{&slow{MemoryRepository: inboxtest.NewMemoryRepository(), left: 100, largest: 150}, []string{"a", "b"}}
 	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{
-		Consumers: inbox.AllConsumers(), Retention: oneHour, BatchSize: 200, BatchTimeout: 10 * time.Millisecond, BatchPause: time.Nanosecond,
+		Consumers: inbox.AllConsumers(), Retention: oneHour, BatchSize: 200, BatchPause: time.Nanosecond,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -155,20 +154,11 @@ func (u *undeletable) DeleteUnsent(context.Context, []inbox.Record) (int, error)
 	return 0, nil
 }
 
-func TestCleanerEndsThoughUnsentRecordsStay(t *testing.T) {
+func TestCleanerSaysThatUnsentMessagesStay(t *testing.T) {
 	t.Parallel()
 	records := &undeletable{MemoryRepository: inboxtest.NewMemoryRepository()}
 	key := inbox.Key{Consumer: "consumer", MessageID: "1"}
-	transaction, _, err := records.Claim(context.Background(), inbox.ClaimParams{Key: key})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := transaction.Store(context.Background(), inbox.StoreParams{Topic: "events", Produced: []byte("unsent")}); err != nil {
-		t.Fatal(err)
-	}
-	if err := transaction.Commit(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	commitUnsent(t, records, key)
 	records.Age(key, 3*time.Hour)
 	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: oneHour, UnsentRetention: 2 * time.Hour, BatchPause: time.Nanosecond})
 	if err != nil {
@@ -176,7 +166,7 @@ func TestCleanerEndsThoughUnsentRecordsStay(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	if pass, err := cleaner.Pass(ctx); err != nil || pass != (inbox.CleanerPass{Deleted: 1, Unsent: 1}) || records.deletions != 1 {
+	if pass, err := cleaner.Pass(ctx); err == nil || ctx.Err() != nil || pass != (inbox.CleanerPass{Deleted: 1, Unsent: 1}) || records.deletions != 2 {
 		t.Errorf("%+v, %v, after %d deletions", pass, err, records.deletions)
 	}
 }
@@ -255,7 +245,7 @@ func (c clock) Consumers(context.Context) ([]string, time.Time, error) {
 	return []string{"consumer"}, time.Now().Add(c.ahead), nil
 }
 
-func (c clock) DeleteProcessed(context.Context, string, time.Time, time.Time, int) (int, time.Time, error) {
+func (c clock) DeleteProcessed(context.Context, inbox.DeleteProcessedParams) (int, time.Time, error) {
 	return 0, time.Time{}, nil
 }
 
@@ -299,8 +289,8 @@ func (j *jumping) Consumers(context.Context) ([]string, time.Time, error) {
 	return []string{"a", "b"}, time.Now(), nil
 }
 
-func (j *jumping) DeleteProcessed(_ context.Context, _ string, _, before time.Time, _ int) (int, time.Time, error) {
-	j.batches = append(j.batches, before)
+func (j *jumping) DeleteProcessed(_ context.Context, params inbox.DeleteProcessedParams) (int, time.Time, error) {
+	j.batches = append(j.batches, params.Before)
 	return 0, time.Time{}, nil
 }
 
@@ -333,12 +323,12 @@ func (m *many) Consumers(context.Context) ([]string, time.Time, error) {
 	return []string{"consumer"}, time.Now(), nil
 }
 
-func (m *many) DeleteProcessed(_ context.Context, _ string, from, _ time.Time, limit int) (int, time.Time, error) {
-	m.from = append(m.from, from)
+func (m *many) DeleteProcessed(_ context.Context, params inbox.DeleteProcessedParams) (int, time.Time, error) {
+	m.from = append(m.from, params.From)
 	if len(m.from) > m.batches {
 		return 0, time.Time{}, nil
 	}
-	return limit, oldest.Add(time.Duration(len(m.from)) * time.Minute), nil
+	return params.Limit, oldest.Add(time.Duration(len(m.from)) * time.Minute), nil
 }
 
 // A batch does not look again at what those before it have deleted: beside an old snapshot the database would step
@@ -369,8 +359,8 @@ func (o *oneFails) Consumers(context.Context) ([]string, time.Time, error) {
 	return []string{"a", "b"}, time.Now(), nil
 }
 
-func (o *oneFails) DeleteProcessed(_ context.Context, consumer string, _, _ time.Time, _ int) (int, time.Time, error) {
-	if consumer == "a" {
+func (o *oneFails) DeleteProcessed(_ context.Context, params inbox.DeleteProcessedParams) (int, time.Time, error) {
+	if params.Consumer == "a" {
 		return 0, time.Time{}, errors.New("cannot delete")
 	}
 	o.others++
@@ -402,11 +392,11 @@ func (b *busy) Consumers(context.Context) ([]string, time.Time, error) {
 	return []string{"consumer"}, time.Now(), nil
 }
 
-func (b *busy) DeleteProcessed(_ context.Context, _ string, _, _ time.Time, limit int) (int, time.Time, error) {
+func (b *busy) DeleteProcessed(_ context.Context, params inbox.DeleteProcessedParams) (int, time.Time, error) {
 	if b.batches++; b.batches > 1 {
 		return 0, time.Time{}, fmt.Errorf("cannot delete: %w", inbox.ErrCleaning)
 	}
-	return limit, time.Time{}, nil
+	return params.Limit, time.Time{}, nil
 }
 
 func TestCleanerYields(t *testing.T) {
@@ -416,6 +406,139 @@ func TestCleanerYields(t *testing.T) {
 		t.Fatal(err)
 	}
 	if pass, err := cleaner.Pass(context.Background()); err != nil || pass != (inbox.CleanerPass{Deleted: 7, Yielded: true}) {
+		t.Errorf("%+v, %v", pass, err)
+	}
+}
+
+// uncountable has an expired record, and counts longer than any patience.
+type uncountable struct{ *inboxtest.MemoryRepository }
+
+func (uncountable) CountRecords(ctx context.Context, _ inbox.Selection) (int, error) {
+	<-ctx.Done()
+	return 0, ctx.Err()
+}
+
+func TestCleanerDeletesThoughItCannotCount(t *testing.T) {
+	t.Parallel()
+	records := uncountable{inboxtest.NewMemoryRepository()}
+	key := inbox.Key{Consumer: "consumer", MessageID: "1"}
+	commitUnsent(t, records.MemoryRepository, key)
+	records.Age(key, 3*time.Hour)
+	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{
+		Consumers: inbox.AllConsumers(), Retention: oneHour, UnsentRetention: 2 * time.Hour, BatchTimeout: 10 * time.Millisecond, BatchPause: time.Nanosecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if pass, err := cleaner.Pass(ctx); !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil || pass != (inbox.CleanerPass{Deleted: 1, UnsentDeleted: 1}) {
+		t.Errorf("%+v, %v, and the test's context: %v", pass, err, ctx.Err())
+	}
+}
+
+// commitUnsent processes a message that returns one, which stays unsent.
+func commitUnsent(t *testing.T, repository inbox.Repository, key inbox.Key) {
+	t.Helper()
+	transaction, _, err := repository.Claim(context.Background(), inbox.ClaimParams{Key: key})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := transaction.Store(context.Background(), inbox.StoreParams{Topic: "events", Produced: []byte("unsent")}); err != nil {
+		t.Fatal(err)
+	}
+	if err := transaction.Commit(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// lingering is a table on which a batch that was cancelled holds the cleaners' lock for a moment.
+type lingering struct {
+	*inboxtest.MemoryRepository
+	answers []error
+}
+
+func (l *lingering) Consumers(context.Context) ([]string, time.Time, error) {
+	return []string{"consumer"}, time.Now(), nil
+}
+
+func (l *lingering) DeleteProcessed(context.Context, inbox.DeleteProcessedParams) (int, time.Time, error) {
+	answer := l.answers[0]
+	l.answers = l.answers[1:]
+	return 0, time.Time{}, answer
+}
+
+func TestCleanerDoesNotYieldToItself(t *testing.T) {
+	t.Parallel()
+	records := &lingering{inboxtest.NewMemoryRepository(), []error{inbox.ErrBatchTimeout, inbox.ErrCleaning, inbox.ErrCleaning, nil}}
+	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: oneHour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pass, err := cleaner.Pass(context.Background()); err != nil || pass.Yielded || len(records.answers) != 0 {
+		t.Errorf("%+v, %v, %d answers are left", pass, err, len(records.answers))
+	}
+}
+
+func (u *undeletable) DeleteRecords(context.Context, []inbox.Record) (int, error) { return 0, nil }
+
+func TestForgetSaysThatRecordsStay(t *testing.T) {
+	t.Parallel()
+	records := &undeletable{MemoryRepository: inboxtest.NewMemoryRepository()}
+	commitUnsent(t, records, inbox.Key{Consumer: "consumer", MessageID: "1"})
+	if deleted, err := inbox.Forget(context.Background(), records, inbox.Selection{Consumer: "consumer"}, 1); err == nil || deleted != 0 {
+		t.Errorf("%d deleted, %v", deleted, err)
+	}
+}
+
+// raced is a table of which somebody else deletes a record after it was found.
+type raced struct{ *inboxtest.MemoryRepository }
+
+func (r raced) DeleteRecords(ctx context.Context, found []inbox.Record) (int, error) {
+	if _, err := r.MemoryRepository.DeleteRecords(ctx, found[:1]); err != nil {
+		return 0, err
+	}
+	return r.MemoryRepository.DeleteRecords(ctx, found)
+}
+
+func TestForgetIsNotAlarmedByAnother(t *testing.T) {
+	t.Parallel()
+	records := raced{inboxtest.NewMemoryRepository()}
+	for _, id := range []string{"1", "2"} {
+		commitUnsent(t, records, inbox.Key{Consumer: "consumer", MessageID: id})
+	}
+	if deleted, err := inbox.Forget(context.Background(), records, inbox.Selection{Consumer: "consumer"}, 2); err != nil || deleted != 1 {
+		t.Errorf("%d deleted, %v", deleted, err)
+	}
+}
+
+// leasedOnce keeps unsent messages from their first deletion, as a lease at the same moment does.
+type leasedOnce struct {
+	*inboxtest.MemoryRepository
+	leased bool
+}
+
+func (l *leasedOnce) DeleteUnsent(ctx context.Context, found []inbox.Record) (int, error) {
+	if !l.leased {
+		l.leased = true
+		found = found[1:]
+	}
+	return l.MemoryRepository.DeleteUnsent(ctx, found)
+}
+
+func TestCleanerDeletesUnsentMessagesThatARelayLeases(t *testing.T) {
+	t.Parallel()
+	records := &leasedOnce{MemoryRepository: inboxtest.NewMemoryRepository()}
+	for _, id := range []string{"1", "2"} {
+		key := inbox.Key{Consumer: "consumer", MessageID: id}
+		commitUnsent(t, records, key)
+		records.Age(key, 3*time.Hour)
+	}
+	cleaner, err := inbox.NewCleaner(records, inbox.CleanerOptions{Consumers: inbox.AllConsumers(), Retention: oneHour, UnsentRetention: 2 * time.Hour, BatchPause: time.Nanosecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pass, err := cleaner.Pass(context.Background()); err != nil || pass != (inbox.CleanerPass{Deleted: 2, UnsentDeleted: 2}) {
 		t.Errorf("%+v, %v", pass, err)
 	}
 }

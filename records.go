@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -17,14 +18,15 @@ type Records interface {
 	// It does not look at every record.
 	Consumers(ctx context.Context) (consumers []string, now time.Time, err error)
 
-	// DeleteProcessed deletes at most limit records of one consumer that were processed not before the one time
-	// and before the other, oldest first, in a short transaction of its own. It returns how many, and when
-	// the last of them was processed, from where the next call may continue. Their unsent messages are kept, and
-	// records that are locked passed over.
+	// DeleteProcessed deletes expired records of one consumer, oldest first, in a short transaction of its own. It
+	// returns how many, and when the last of them was processed, from where the next call may continue. Their unsent
+	// messages are kept, and records that are locked passed over. When it takes longer than the timeout, or than the
+	// server allows, it deletes nothing and its error matches [ErrBatchTimeout]. When the database leaves expired records that
+	// nobody has locked, as row level security can, it returns an error as well as how many it has deleted.
 	//
 	// One call at a time works on a table, whoever makes it; another returns [ErrCleaning] at once. The lock
 	// is the transaction's, so it ends with a process that dies.
-	DeleteProcessed(ctx context.Context, consumer string, from, before time.Time, limit int) (deleted int, last time.Time, err error)
+	DeleteProcessed(ctx context.Context, params DeleteProcessedParams) (deleted int, last time.Time, err error)
 
 	// CountRecords returns how many records are selected.
 	CountRecords(ctx context.Context, selection Selection) (count int, err error)
@@ -52,8 +54,34 @@ type Records interface {
 	Statistics(ctx context.Context, consumers Consumers) (Statistics, error)
 }
 
+// Adviser is an optional ability of [Records].
+type Adviser interface {
+	// Advice returns what makes the cleaner slow, a sentence each. Nothing of it is a danger.
+	Advice(ctx context.Context) ([]string, error)
+}
+
 // ErrCleaning is returned by [Records].DeleteProcessed while another call is at work on the table.
 var ErrCleaning = errors.New("inbox: another cleaner is at work")
+
+// ErrBatchTimeout is matched by the error of a [Records].DeleteProcessed that took too long. A smaller batch may be
+// done in time.
+var ErrBatchTimeout = errors.New("inbox: the batch took too long")
+
+// DeleteProcessedParams are what is deleted. Fields may be added.
+type DeleteProcessedParams struct {
+	// Consumer is that of the records.
+	Consumer string
+
+	// From and Before bound the time at which they were processed: not before From, and before Before.
+	From, Before time.Time
+
+	// Limit is how many records are deleted at most.
+	Limit int
+
+	// Timeout bounds the transaction. It begins when there is a connection: the wait for that is bounded by the
+	// context alone. Zero: no bound.
+	Timeout time.Duration
+}
 
 // Selection chooses records. All fields that are set must match; the zero value chooses all records.
 type Selection struct {
@@ -96,7 +124,8 @@ const forgetBatch = 300
 // The selection must name a consumer. Call it with confirmed 0 first: it counts and, unless there is nothing to
 // forget, returns a [*NotConfirmedError] with the number. Call it again with that number to delete; if the number has changed
 // meanwhile, it returns the error again. It deletes in short transactions, returns how many records it has
-// deleted, also with an error, and deletes no more than was confirmed.
+// deleted, also with an error, and deletes no more than was confirmed. Records that the database keeps all the same are
+// an error.
 func Forget(ctx context.Context, records Records, selection Selection, confirmed int) (deleted int, err error) {
 	if selection.Consumer == "" {
 		return 0, errors.New("inbox: the selection to forget names no consumer")
@@ -113,7 +142,7 @@ func Forget(ctx context.Context, records Records, selection Selection, confirmed
 		if err != nil || len(found) == 0 {
 			return deleted, err
 		}
-		n, err := records.DeleteRecords(ctx, found)
+		n, err := deleteFound(ctx, records, selection, after, found, records.DeleteRecords)
 		deleted += n
 		if err != nil {
 			return deleted, err
@@ -121,6 +150,32 @@ func Forget(ctx context.Context, records Records, selection Selection, confirmed
 		after = found[len(found)-1]
 	}
 	return deleted, nil
+}
+
+// deleteFound deletes records that were found after the given one, and once more those that are found again: a relay may
+// have leased them meanwhile. Others that were deleted or claimed again by somebody else are no error.
+func deleteFound(ctx context.Context, records Records, selection Selection, after Record, found []Record,
+	deletion func(context.Context, []Record) (int, error)) (deleted int, err error) {
+	left := found
+	for range 2 {
+		n, err := deletion(ctx, left)
+		deleted += n
+		if err != nil || n == len(left) {
+			return deleted, err
+		}
+		again, err := records.FindRecords(ctx, selection, after, len(found))
+		if err != nil {
+			return deleted, err
+		}
+		left = slices.DeleteFunc(again, func(record Record) bool {
+			return !slices.ContainsFunc(found, func(f Record) bool { return f.Compare(record) == 0 })
+		})
+		if len(left) == 0 {
+			return deleted, nil
+		}
+	}
+	return deleted, fmt.Errorf("inbox: %d records of consumer %q were deleted and are still there: row level security, a trigger or a rule keeps them",
+		len(left), selection.Consumer)
 }
 
 // Statistics are counts of an inbox's records.

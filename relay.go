@@ -127,11 +127,16 @@ func (r *Relay) pass(ctx context.Context, consumer string, pass *RelayPass) (err
 	if !ok {
 		return fmt.Errorf("inbox: the relay has no publisher for consumer %q", consumer)
 	}
-	if r.options.GiveUp > 0 {
-		if pass.GivenUp, err = r.repository.CountRecords(ctx, Selection{Consumer: consumer, Unsent: true, OlderThan: r.options.GiveUp}); err != nil {
-			return err
-		}
+	err = r.publishUnsent(ctx, publisher, consumer, pass)
+	if r.options.GiveUp > 0 && ctx.Err() == nil { // last, so that what cannot be counted keeps nothing from being published
+		var countErr error
+		pass.GivenUp, countErr = r.repository.CountRecords(ctx, Selection{Consumer: consumer, Unsent: true, OlderThan: r.options.GiveUp})
+		err = errors.Join(err, countErr)
 	}
+	return err
+}
+
+func (r *Relay) publishUnsent(ctx context.Context, publisher message.Publisher, consumer string, pass *RelayPass) error {
 	selection := Selection{Consumer: consumer, Unsent: true, OlderThan: r.options.Age, NotOlderThan: r.options.GiveUp}
 	for after := (Record{}); ; {
 		leased, err := r.repository.LeaseUnsent(ctx, selection, after, r.options.BatchSize, r.options.Lease)

@@ -24,21 +24,29 @@ func (r *MemoryRepository) Consumers(ctx context.Context) (consumers []string, n
 }
 
 // DeleteProcessed implements [inbox.Records]. It is over before another call begins.
-func (r *MemoryRepository) DeleteProcessed(ctx context.Context, consumer string, from, before time.Time, limit int) (deleted int, last time.Time, err error) {
+func (r *MemoryRepository) DeleteProcessed(ctx context.Context, params inbox.DeleteProcessedParams) (deleted int, last time.Time, err error) {
+	late := false
 	err = r.locked(ctx, func() {
+		began := time.Now()
 		var expired []inbox.Key
 		for key, at := range r.records {
-			if at.Before(before) && selected(inbox.Selection{Consumer: consumer, From: from}, key, at) {
+			if at.Before(params.Before) && selected(inbox.Selection{Consumer: params.Consumer, From: params.From}, key, at) {
 				expired = append(expired, key)
 			}
 		}
 		slices.SortFunc(expired, func(a, b inbox.Key) int { return r.records[a].Compare(r.records[b]) })
-		for _, key := range expired[:min(max(limit, 0), len(expired))] {
+		if late = params.Timeout > 0 && time.Since(began) >= params.Timeout; late {
+			return
+		}
+		for _, key := range expired[:min(max(params.Limit, 0), len(expired))] {
 			last = r.records[key]
 			delete(r.records, key)
 			deleted++
 		}
 	})
+	if late {
+		err = inbox.ErrBatchTimeout
+	}
 	return deleted, last, err
 }
 

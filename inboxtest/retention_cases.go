@@ -2,6 +2,7 @@ package inboxtest
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -17,6 +18,7 @@ var retentionCases = []kitCase{
 	{"expired records are deleted in batches, younger ones are kept", expiredRecordsAreDeleted},
 	{"the limit holds, oldest first", deletionLimitOldestFirst},
 	{"a deletion goes on from a time", deletionFromATime},
+	{"a deletion that takes too long deletes nothing, and says so", deletionTakesTooLong},
 	{"only expired unsent records are counted", expiredUnsentAreCounted},
 	{"effects stay when their record goes", effectsOutliveRecord},
 	{"an ended context deletes nothing", passUnderEndedContext},
@@ -66,7 +68,7 @@ func deletionLimitOldestFirst(k *kit) {
 			k.Fatal(err)
 		}
 	}
-	deleted, last, err := k.records().DeleteProcessed(k.context(), consumer, time.Time{}, time.Now().Add(-time.Hour), 1)
+	deleted, last, err := k.records().DeleteProcessed(k.context(), inbox.DeleteProcessedParams{Consumer: consumer, Before: time.Now().Add(-time.Hour), Limit: 1})
 	if err != nil || deleted != 1 || (time.Since(last)-3*time.Hour).Abs() > time.Minute {
 		k.Fatalf("deleted %d, the last of %s, %v, want 1 of three hours ago", deleted, last, err)
 	}
@@ -86,11 +88,13 @@ func deletionFromATime(k *kit) {
 		}
 	}
 	from, before := time.Now().Add(-3*time.Hour-time.Minute), time.Now().Add(-time.Hour-time.Minute)
-	deleted, last, err := k.records().DeleteProcessed(k.context(), consumer, from, before, 10)
+	params := inbox.DeleteProcessedParams{Consumer: consumer, From: from, Before: before, Limit: 10}
+	deleted, last, err := k.records().DeleteProcessed(k.context(), params)
 	if err != nil || deleted != 2 || (time.Since(last)-2*time.Hour).Abs() > time.Minute {
 		k.Fatalf("deleted %d, the last of %s, %v, want 2, the last of two hours ago", deleted, last, err)
 	}
-	if deleted, _, err := k.records().DeleteProcessed(k.context(), consumer, last, before, 10); err != nil || deleted != 0 {
+	params.From = last
+	if deleted, _, err := k.records().DeleteProcessed(k.context(), params); err != nil || deleted != 0 {
 		k.Fatalf("deleted %d more, %v", deleted, err)
 	}
 	for i, key := range keys {
@@ -100,6 +104,20 @@ func deletionFromATime(k *kit) {
 			k.wantProcessed(key)
 		}
 	}
+}
+
+func deletionTakesTooLong(k *kit) {
+	key := k.key()
+	key.Consumer = consumer
+	k.process(key, key.MessageID)
+	if err := k.Age(k.context(), key, 2*time.Hour); err != nil {
+		k.Fatal(err)
+	}
+	params := inbox.DeleteProcessedParams{Consumer: consumer, Before: time.Now().Add(-time.Hour), Limit: 1, Timeout: time.Nanosecond}
+	if deleted, _, err := k.records().DeleteProcessed(k.context(), params); deleted != 0 || !errors.Is(err, inbox.ErrBatchTimeout) {
+		k.Fatalf("deleted %d, %v, want ErrBatchTimeout", deleted, err)
+	}
+	k.wantProcessed(key)
 }
 
 func expiredUnsentAreCounted(k *kit) {

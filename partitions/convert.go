@@ -50,7 +50,7 @@ type conversion struct {
 
 // convertStep looks how far the table has come and takes one step on.
 func (p *Partitions) convertStep(ctx context.Context) (done bool, err error) {
-	if err := p.engine.Locate(ctx); err != nil {
+	if err := p.locate(ctx); err != nil {
 		return false, err
 	}
 	c, err := p.conversion(ctx, p.pool)

@@ -116,7 +116,9 @@ func (p *Partitions) now(ctx context.Context, on engine.Executor) (time.Time, er
 
 // missing returns the ranges for which partitions are to be made, in their order. Never below where the window
 // begins, not even when the clock says that this is in the future: what was there may have been dropped, and its
-// messages would be new. Ranges follow the width, counted from midnight UTC, and leave out what any partition has.
+// messages would be new. Ranges follow the width, counted from midnight UTC, and leave out what any partition has. The
+// first one reaches from the retention's beginning to the end of the present's width: were the past made in as many ranges
+// as it has widths, claims would wait for all of them, and were the present made before it, ids of the past would be too old.
 func (l layout) missing(now time.Time) []dialect.IDRange {
 	from := now.Add(-l.retention).Truncate(l.width)
 	lowest, found := "", false
@@ -126,8 +128,8 @@ func (l layout) missing(now time.Time) []dialect.IDRange {
 		}
 	}
 	var missing []dialect.IDRange
-	for at := from; at.Before(now.Add(l.ahead)); at = at.Add(l.width) {
-		gap := dialect.IDRange{Low: max(l.kind.Bound(at), lowest), High: l.kind.Bound(at.Add(l.width))}
+	for at, end := from, now.Truncate(l.width).Add(l.width); at.Before(now.Add(l.ahead)); at, end = end, end.Add(l.width) {
+		gap := dialect.IDRange{Low: max(l.kind.Bound(at), lowest), High: l.kind.Bound(end)}
 		missing = append(missing, l.without(gap)...)
 	}
 	return missing

@@ -40,15 +40,15 @@ func TestLayoutMissing(t *testing.T) {
 		partitions []partition
 		want       []dialect.IDRange
 	}{
-		"a new table":    {0, nil, []dialect.IDRange{days(-1, 0), days(0, 1), days(1, 2), days(2, 3), days(3, 4)}},
+		"a new table":    {0, nil, []dialect.IDRange{days(-1, 2), days(2, 3), days(3, 4)}},
 		"nothing":        {0, attached(days(-1, 0), days(0, 1), days(1, 2), days(2, 3), days(3, 4)), nil},
 		"the last":       {0, attached(days(-1, 0), days(0, 1), days(1, 2), days(2, 3)), []dialect.IDRange{days(3, 4)}},
 		"a hole":         {0, attached(days(-1, 0), days(0, 1), days(2, 3), days(3, 4)), []dialect.IDRange{days(1, 2)}},
 		"in their order": {0, attached(days(3, 4), days(0, 1), days(-1, 0)), []dialect.IDRange{days(1, 2), days(2, 3)}},
 		"a longer retention makes nothing below, since that was dropped": {0, attached(days(1, 2)), []dialect.IDRange{days(2, 3), days(3, 4)}},
 		"retired ones are no window":                                     {0, append(attached(days(1, 2)), retired), []dialect.IDRange{days(2, 3), days(3, 4)}},
-		"only retired ones":                                              {0, []partition{retired}, []dialect.IDRange{days(-1, 0), days(0, 1), days(1, 2), days(2, 3), days(3, 4)}},
-		"nobody has run for long":                                        {0, attached(days(-20, -19)), []dialect.IDRange{days(-1, 0), days(0, 1), days(1, 2), days(2, 3), days(3, 4)}},
+		"only retired ones":                                              {0, []partition{retired}, []dialect.IDRange{days(-1, 2), days(2, 3), days(3, 4)}},
+		"nobody has run for long":                                        {0, attached(days(-20, -19)), []dialect.IDRange{days(-1, 2), days(2, 3), days(3, 4)}},
 		"a larger width":                                                 {7 * 24 * time.Hour, attached(days(-1, 0), days(0, 1), days(1, 2)), []dialect.IDRange{days(2, 7)}}, // Mondays
 		"a converted table":                                              {0, attached(ids("", inbox.UUIDv7.Bound(day(3)))), []dialect.IDRange{days(3, 4)}},
 		"the clock is back, or somebody has made the future's first":     {0, attached(days(2, 3)), []dialect.IDRange{days(3, 4)}},

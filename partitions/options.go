@@ -23,7 +23,8 @@ type Options struct {
 	IDs inbox.IDKind
 
 	// Width is the time that a partition covers: whole minutes, at most 366 days, and so many that there are
-	// at most 1000 partitions. It may be changed; what is there keeps its bounds.
+	// at most 1000 partitions. It may be changed; what is there keeps its bounds. The first partition, and one that
+	// fills a gap, begins earlier, so that there is one for the present at once.
 	// Default: 24 hours.
 	Width time.Duration
 

@@ -132,9 +132,20 @@ func (p *Partitions) pass(ctx context.Context, pass *Pass) error {
 
 var errNoPresent = errors.New("partitions: there is no partition for the present, and none is made below the oldest one: the database's clock is behind, or somebody has made later partitions first")
 
+// leastServer has DETACH CONCURRENTLY. On an older one a table could be made, and nothing could be retired.
+const leastServer = 140000
+
+// locate looks for the table, on a server that can keep it.
+func (p *Partitions) locate(ctx context.Context) error {
+	if err := p.engine.CheckBy(ctx, p.dialect.CheckServer(leastServer)); err != nil {
+		return err
+	}
+	return p.engine.Locate(ctx)
+}
+
 // prepare makes the table if there is none, and refuses one that is not partitioned as it must be.
 func (p *Partitions) prepare(ctx context.Context) error {
-	if err := p.engine.Locate(ctx); err != nil {
+	if err := p.locate(ctx); err != nil {
 		return err
 	}
 	var there bool

@@ -75,9 +75,10 @@ func NewRepository(connections *pgxpool.Pool, options Options) (*Repository, err
 // was found then is used for ever.
 func (r *Repository) Check(ctx context.Context) error { return r.engine.Check(ctx) }
 
-// InitializeSchema creates what is missing of the table and its index, and then checks it, see
-// [Repository.Check]. Many instances may call it at once. When nothing is missing it only reads, so that
-// a role without the right to create may call it. It makes no table when there is one in the search path.
+// InitializeSchema creates the tables with their index, and then checks them, see [Repository.Check]. Many instances may
+// call it at once. When nothing that Check asks for is missing it only reads, so that a role without the right to create
+// may call it. It makes no table when there is one in the search path, and no index on one that Check takes as it is: that
+// would lock the table, and only the Cleaner needs it, who says that it is missing.
 func (r *Repository) InitializeSchema(ctx context.Context) error {
 	return r.engine.InitializeSchema(ctx)
 }

@@ -43,7 +43,11 @@ type Dialect interface {
 	CleanerLock(table Table) Query
 
 	// DeleteProcessed deletes as inbox.Records says, and returns processed_at of each record that it deletes.
-	DeleteProcessed(table Table, params DeleteProcessedParams) Query
+	DeleteProcessed(table Table, params inbox.DeleteProcessedParams) Query
+
+	// Undeleted selects how many records are left, or whether there are any, that DeleteProcessed should have deleted
+	// before in this transaction and that nobody has locked. Empty text: there are none.
+	Undeleted(table Table, params inbox.DeleteProcessedParams) Query
 
 	// Count selects the number of the records of a selection.
 	Count(table Table, selection inbox.Selection) Query
@@ -67,6 +71,9 @@ type Dialect interface {
 	// Check selects one text per fault that would make the inbox unsafe or unusable; no row when all is well.
 	Check(table Table) Query
 
+	// Advice selects one text per index that the cleaner misses; no row when all is well. No claim needs it.
+	Advice(table Table) Query
+
 	// Locate selects the schemas in which a table that was named without one is found, the one that counts first,
 	// and 1 if the role may use it, else 0; no row when there is none. Empty text: names are not searched for.
 	Locate(table Table) Query
@@ -84,6 +91,10 @@ type Dialect interface {
 	// IsTransactionOver reports whether a statement of ours failed because the transaction has failed or ended
 	// before, by the error's code. False in doubt.
 	IsTransactionOver(err error) bool
+
+	// IsTimeout reports whether the server ended a statement because it took longer, or waited longer for a lock, than
+	// the session may, by the error's code. False in doubt. Also true when the caller's context has ended.
+	IsTimeout(err error) bool
 
 	// IsTransactionFailed reports whether it failed because of an earlier statement's error, after which it is not known
 	// which transaction this is.
@@ -124,11 +135,4 @@ type WriteChecker interface {
 type Query struct {
 	Text string
 	Args []any
-}
-
-// DeleteProcessedParams are the parameters of DeleteProcessed.
-type DeleteProcessedParams struct {
-	Consumer     string
-	From, Before time.Time
-	Limit        int
 }

@@ -17,6 +17,12 @@ func (Partitioned) List(parent Table) Query {
 		`OR i.inhrelid IS NULL AND c.relkind = 'r' AND starts_with(d.description, ` + Literal(RetiredComment) + `)`}
 }
 
+// CheckServer asks for a server of at least a version, as server_version_num has it.
+func (Partitioned) CheckServer(least int) Query {
+	return Query{Text: fmt.Sprintf(`SELECT 'the server is PostgreSQL ' || pg_catalog.current_setting('server_version') || ', partitions need %d or later' `+
+		`WHERE pg_catalog.current_setting('server_version_num')::int < %d`, least/10000, least)}
+}
+
 // RetiredComment begins the comment on a partition that is retired, see package partitions.
 const RetiredComment = "watermill-inbox: retired partition "
 

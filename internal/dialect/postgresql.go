@@ -123,6 +123,19 @@ func (PostgreSQL) Check(table Table) Query {
 	return Query{Text: strings.NewReplacer("$table", Literal(table.String()), "$unsent", Literal(table.Unsent().String())).Replace(postgreSQLCheck)}
 }
 
+// noIndex is the advice.
+const noIndex = `no index begins with (consumer, processed_at), so each batch reads the whole table: apply the CREATE INDEX of schema file 001_inbox.sql, CONCURRENTLY on a table in use`
+
+// Advice implements [Dialect].
+func (PostgreSQL) Advice(table Table) Query {
+	column := func(i int) string {
+		return fmt.Sprintf(`(SELECT attname FROM pg_catalog.pg_attribute WHERE attrelid = i.indrelid AND attnum = i.indkey[%d])`, i)
+	}
+	return Query{Text: `SELECT ` + Literal(noIndex) + ` FROM pg_catalog.pg_class c WHERE c.oid = ` + RegClass(table) + ` AND NOT EXISTS (` +
+		`SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisvalid AND i.indpred IS NULL ` +
+		`AND ` + column(0) + ` = 'consumer' AND ` + column(1) + ` = 'processed_at')`}
+}
+
 // Locate implements [Dialect]. The schemas of the search path that the role may not use are not searched: a table
 // there is the service's all the same, and to make another one would run every message again.
 func (PostgreSQL) Locate(table Table) Query {
@@ -167,6 +180,9 @@ func (PostgreSQL) IsTransactionOver(err error) bool {
 
 // IsTransactionFailed implements [Dialect].
 func (PostgreSQL) IsTransactionFailed(err error) bool { return SQLState(err) == "25P02" }
+
+// IsTimeout implements [Dialect]: query canceled, lock not available.
+func (PostgreSQL) IsTimeout(err error) bool { return HasAnyPrefix(SQLState(err), "57014", "55P03") }
 
 // SQLState is the error's SQLSTATE, which lib/pq and pgx tell in the same way; empty when it has none.
 func SQLState(err error) string {

@@ -29,13 +29,24 @@ func (PostgreSQL) CleanerLock(table Table) Query {
 
 // DeleteProcessed implements [Dialect]. The array makes it a scan of just these places; a place is
 // unique only within its partition.
-func (PostgreSQL) DeleteProcessed(table Table, params DeleteProcessedParams) Query {
+func (PostgreSQL) DeleteProcessed(table Table, params inbox.DeleteProcessedParams) Query {
 	return Query{Text: fmt.Sprintf(`WITH expired AS MATERIALIZED (SELECT tableoid AS part, ctid AS place FROM %[1]s `+
-		`WHERE "consumer" = %[2]s AND "processed_at" >= %[3]s AND "processed_at" < %[4]s `+
-		`ORDER BY "processed_at" LIMIT %[5]d FOR UPDATE SKIP LOCKED) `+
+		`WHERE %[2]s ORDER BY "processed_at" LIMIT %[3]d FOR UPDATE SKIP LOCKED) `+
 		`DELETE FROM %[1]s AS record USING expired WHERE record.ctid = ANY (ARRAY(SELECT place FROM expired)) `+
 		`AND record.ctid = expired.place AND record.tableoid = expired.part RETURNING `+microseconds(`record."processed_at"`),
-		table.Quoted(), Literal(params.Consumer), postgreSQLTime(params.From), postgreSQLTime(params.Before), params.Limit)}
+		table.Quoted(), expired(params), params.Limit)}
+}
+
+func expired(params inbox.DeleteProcessedParams) string {
+	return fmt.Sprintf(`"consumer" = %s AND "processed_at" >= %s AND "processed_at" < %s`,
+		Literal(params.Consumer), postgreSQLTime(params.From), postgreSQLTime(params.Before))
+}
+
+// Undeleted implements [Dialect]. A policy for DELETE, a trigger or a rule keeps records that can be locked; a policy for
+// UPDATE keeps even the lock away, and then xmax says that nobody has ever taken one.
+func (PostgreSQL) Undeleted(table Table, params inbox.DeleteProcessedParams) Query {
+	return Query{Text: fmt.Sprintf(`SELECT (SELECT count(*) FROM (SELECT FROM %[1]s WHERE %[2]s LIMIT 1 FOR UPDATE SKIP LOCKED) AS free)::int + `+
+		`EXISTS (SELECT FROM %[1]s WHERE %[2]s AND "xmax" = '0')::int`, table.Quoted(), expired(params))}
 }
 
 // Count implements [Dialect].

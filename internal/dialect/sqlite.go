@@ -73,6 +73,20 @@ func (SQLite) Check(table Table) Query {
 	return Query{Text: strings.NewReplacer("$table", table.Name(), "$unsent", table.Unsent().Name(), "$schema", schema).Replace(sqliteCheck)}
 }
 
+// Advice implements [Dialect].
+func (SQLite) Advice(table Table) Query {
+	schema := table.Schema()
+	if schema == "" {
+		schema = "main"
+	}
+	// Both names are identifiers, see ParseTable.
+	return Query{Text: strings.NewReplacer("$table", table.Name(), "$schema", schema).Replace(
+		`SELECT ` + Literal(sqliteNoIndex) + ` WHERE NOT EXISTS (SELECT 1 FROM pragma_index_list('$table', '$schema') AS i WHERE i.partial = 0 AND ` +
+			`(SELECT group_concat(name) FROM (SELECT name FROM pragma_index_xinfo(i.name, '$schema') WHERE seqno < 2 ORDER BY seqno)) = 'consumer,processed_at')`)}
+}
+
+const sqliteNoIndex = `no index begins with (consumer, processed_at), so each batch reads the whole table: apply the CREATE INDEX of schema file 001_inbox.sql`
+
 // Schema implements [Dialect].
 func (SQLite) Schema(table Table) []Query {
 	// CREATE INDEX names the schema at the index, not at the table.
@@ -111,6 +125,9 @@ func (SQLite) IsReadOnly(err error) bool {
 	code, _ := sqliteerr.Code(err)
 	return code == sqliteerr.ReadOnly
 }
+
+// IsTimeout implements [Dialect]: a smaller batch waits for the writer's lock as long.
+func (SQLite) IsTimeout(error) bool { return false }
 
 // Locate implements [Dialect].
 func (SQLite) Locate(Table) Query { return Query{} }

@@ -25,7 +25,7 @@ func (SQLite) CleanerLock(Table) Query { return Query{} }
 
 // DeleteProcessed implements [Dialect]. The condition stands there twice, for columns whose own collation
 // finds more keys than were chosen; the second time it must not choose the index, hence the plus.
-func (SQLite) DeleteProcessed(table Table, params DeleteProcessedParams) Query {
+func (SQLite) DeleteProcessed(table Table, params inbox.DeleteProcessedParams) Query {
 	const (
 		expired      = sqliteConsumer + ` = ? AND "processed_at" >= ? AND "processed_at" < ?`
 		stillExpired = `+` + sqliteConsumer + ` = ? AND +"processed_at" < ?`
@@ -39,6 +39,9 @@ func (SQLite) DeleteProcessed(table Table, params DeleteProcessedParams) Query {
 		` RETURNING "processed_at" * 1000`,
 		[]any{params.Consumer, from, before, params.Limit, params.Consumer, before}}
 }
+
+// Undeleted implements [Dialect]: Check refuses triggers, and nothing else keeps a record.
+func (SQLite) Undeleted(Table, inbox.DeleteProcessedParams) Query { return Query{} }
 
 // Count implements [Dialect].
 func (SQLite) Count(table Table, selection inbox.Selection) Query {

@@ -45,6 +45,7 @@ type Contract interface {
 	inbox.Repository
 	inbox.Looker
 	inbox.Records
+	inbox.Adviser
 }
 
 var _ Contract = (*Engine)(nil)

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -54,35 +55,87 @@ func (e *Engine) Consumers(ctx context.Context) (consumers []string, now time.Ti
 	return consumers, now, nil
 }
 
+// Advice implements [inbox.Adviser].
+func (e *Engine) Advice(ctx context.Context) ([]string, error) {
+	var advice []string
+	var sentence string
+	err := e.look(ctx, e.dialect.Advice, []any{&sentence}, func() error {
+		advice = append(advice, sentence)
+		return nil
+	})
+	if err != nil {
+		return nil, e.failed("look at the indexes", err)
+	}
+	return advice, nil
+}
+
 // DeleteProcessed implements [inbox.Records].
-func (e *Engine) DeleteProcessed(ctx context.Context, consumer string, from, before time.Time, limit int) (deleted int, last time.Time, err error) {
+func (e *Engine) DeleteProcessed(ctx context.Context, params inbox.DeleteProcessedParams) (deleted int, last time.Time, err error) {
 	if err := e.locate(ctx); err != nil {
 		return 0, time.Time{}, e.failed("delete processed records", err)
 	}
+	kept := false
 	err = e.Short(ctx, func(tx Tx) error {
-		if lock := e.dialect.CleanerLock(e.Table()); lock.Text != "" {
-			var locked int
-			if err := one(ctx, tx, lock, &locked); err != nil {
-				return err
-			}
-			if locked == 0 {
-				return inbox.ErrCleaning
-			}
+		limited, cancel := ctx, func() {}
+		if params.Timeout > 0 {
+			limited, cancel = context.WithTimeout(ctx, params.Timeout)
 		}
-		var processedAt int64
-		query := e.dialect.DeleteProcessed(e.Table(), dialect.DeleteProcessedParams{Consumer: consumer, From: from, Before: before, Limit: limit})
-		return tx.Query(ctx, query, []any{&processedAt}, func() error {
+		defer cancel()
+		var err error
+		deleted, last, kept, err = e.deleteProcessed(limited, tx, params)
+		if err != nil && ctx.Err() == nil && (limited.Err() != nil || e.dialect.IsTimeout(err)) {
+			err = fmt.Errorf("%w: %w", inbox.ErrBatchTimeout, err)
+		}
+		return err
+	})
+	switch {
+	case err != nil:
+		return 0, time.Time{}, e.failed("delete processed records", err)
+	case kept:
+		return deleted, last, e.failed("delete all processed records", errKept)
+	}
+	return deleted, last, nil
+}
+
+var errKept = errors.New("records are left that nobody has locked: row level security, a trigger or a rule keeps them")
+
+// deleteProcessed reports also whether the database keeps records that are expired and not locked. They were seen before a
+// DELETE that deleted nothing: those that are seen after one may have been committed since.
+func (e *Engine) deleteProcessed(ctx context.Context, tx Tx, params inbox.DeleteProcessedParams) (deleted int, last time.Time, kept bool, err error) {
+	if lock := e.dialect.CleanerLock(e.Table()); lock.Text != "" {
+		var locked int
+		if err := one(ctx, tx, lock, &locked); err != nil {
+			return 0, last, false, err
+		}
+		if locked == 0 {
+			return 0, last, false, inbox.ErrCleaning
+		}
+	}
+	var processedAt int64
+	undeleted := e.dialect.Undeleted(e.Table(), params)
+	rest := params
+	for {
+		rest.Limit = params.Limit - deleted
+		before := deleted
+		err := tx.Query(ctx, e.dialect.DeleteProcessed(e.Table(), rest), []any{&processedAt}, func() error {
 			if at := time.UnixMicro(processedAt); deleted == 0 || at.After(last) {
 				last = at
 			}
 			deleted++
 			return nil
 		})
-	})
-	if err != nil {
-		return 0, time.Time{}, e.failed("delete processed records", err)
+		if err != nil || deleted == params.Limit || undeleted.Text == "" || kept && deleted > before {
+			return deleted, last, false, err
+		}
+		seen := kept
+		var left int
+		if err := one(ctx, tx, undeleted, &left); err != nil {
+			return deleted, last, false, err
+		}
+		if kept = left > 0; !kept || seen {
+			return deleted, last, kept, nil
+		}
 	}
-	return deleted, last, nil
 }
 
 // CountRecords implements [inbox.Records].

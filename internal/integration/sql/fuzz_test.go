@@ -207,7 +207,7 @@ func use(t *testing.T, repository *inboxsql.Repository) {
 	if _, err := repository.Statistics(ctx, inbox.AllConsumers()); err != nil {
 		t.Fatal(err)
 	}
-	if deleted, _, err := repository.DeleteProcessed(ctx, key.Consumer, time.Time{}, time.Now().Add(time.Hour), 2); err != nil || deleted != 1 {
+	if deleted, _, err := repository.DeleteProcessed(ctx, inbox.DeleteProcessedParams{Consumer: key.Consumer, Before: time.Now().Add(time.Hour), Limit: 2}); err != nil || deleted != 1 {
 		t.Fatalf("%d deleted, %v", deleted, err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	inbox "github.com/devmappa/watermill-inbox"
 	"github.com/devmappa/watermill-inbox/inboxtest"
+	"github.com/devmappa/watermill-inbox/internal/dialect"
 	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
 	"github.com/devmappa/watermill-inbox/partitions"
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
@@ -35,6 +36,9 @@ func TestPartitionedRepository(t *testing.T) {
 }
 
 func today() time.Time { return time.Now().UTC().Truncate(24 * time.Hour) }
+
+// partitionFrom is the name of the partition that begins there.
+func partitionFrom(at time.Time) string { return "watermill_inbox_p" + at.Format("20060102t150405") }
 
 func daysAgo(n int) time.Time { return today().AddDate(0, 0, -n) }
 
@@ -139,6 +143,22 @@ func wantRefused(t testing.TB, repository inbox.Repository, id string, want erro
 	}
 }
 
+// However long the retention is, the first partition that is made holds all of it and the present, so that claims work at
+// once and no id of the retention is too old.
+func TestTheFirstPartitionHoldsThePresent(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQL(t, "postgres")
+	db.Partitioned(t, partitions.Options{Retention: 990 * 24 * time.Hour, Ahead: 2 * 24 * time.Hour})
+	if got := partitionsOf(t, db); got != 3 {
+		t.Errorf("%d partitions, want one up to today and two days", got)
+	}
+	repository := db.Repository(t, inboxsql.Options{})
+	for _, at := range []time.Time{daysAgo(990), daysAgo(30), time.Now(), daysAgo(-2)} {
+		wantClaim(t, repository, testdb.ID(inbox.UUIDv7, at, 1), true)
+	}
+	wantRefused(t, repository, testdb.ID(inbox.UUIDv7, daysAgo(991), 1), inbox.ErrTooOld)
+}
+
 func TestPartitionsAreMadeAhead(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []inbox.IDKind{inbox.UUIDv7, inbox.ULID} {
@@ -147,8 +167,8 @@ func TestPartitionsAreMadeAhead(t *testing.T) {
 				db := testdb.PostgreSQL(t, driver)
 				db.SetMaxOpenConns(1) // nothing needs a second connection
 				keeper := db.Partitioned(t, partitions.Options{IDs: kind, Retention: 3 * 24 * time.Hour, Ahead: 2 * 24 * time.Hour})
-				if got := partitionsOf(t, db); got != 6 {
-					t.Errorf("%d partitions, want three days, today and two days", got)
+				if got := partitionsOf(t, db); got != 3 {
+					t.Errorf("%d partitions, want one up to today and two days", got)
 				}
 				again := pass(t, keeper)
 				if len(again.Created)+len(again.Retired) != 0 || again.Left <= 2*24*time.Hour || again.Left > 3*24*time.Hour {
@@ -162,8 +182,10 @@ func TestPartitionsAreMadeAhead(t *testing.T) {
 						wantClaim(t, repository, id, true)
 						wantClaim(t, repository, id, false)
 					}
-					if got := db.Count(t, `SELECT count(*) FROM watermill_inbox WHERE tableoid = $1::regclass`, "watermill_inbox_p"+from.Format("20060102t150405")); got != 3 {
-						t.Errorf("%d records in the partition of %s, want 3", got, from)
+				}
+				for n, want := range map[int]int{-3: 4 * 3, 1: 3, 2: 3} {
+					if got := db.Count(t, `SELECT count(*) FROM watermill_inbox WHERE tableoid = $1::regclass`, partitionFrom(daysAgo(-n))); got != want {
+						t.Errorf("%d records in the partition from %s, want %d", got, daysAgo(-n), want)
 					}
 				}
 				wantRefused(t, repository, testdb.ID(kind, daysAgo(3).Add(-time.Millisecond), 999999999), inbox.ErrTooOld)
@@ -207,9 +229,9 @@ func TestMissingPartitionsAreTransient(t *testing.T) {
 		keeper := db.Partitioned(t, partitions.Options{Retention: 10 * 24 * time.Hour})
 		repository := db.Repository(t, inboxsql.Options{})
 		wantClaim(t, repository, testdb.ID(inbox.UUIDv7, time.Now(), 1), true)
-		for n := -1; n <= 7; n++ {
-			db.MustExec(t, `DROP TABLE watermill_inbox_p`+daysAgo(n).Format("20060102t150405"))
-		}
+		db.MustExec(t, `DROP TABLE `+partitionFrom(daysAgo(10)))
+		db.MustExec(t, `DROP TABLE `+partitionFrom(daysAgo(-1)))
+		makePartition(t, db, "oldest", daysAgo(10), daysAgo(7))
 		fresh := testdb.ID(inbox.UUIDv7, time.Now(), 2)
 		for _, id := range []string{fresh, testdb.ID(inbox.UUIDv7, daysAgo(5), 1)} {
 			wantRefused(t, repository, id, partitions.ErrNoPartition)
@@ -218,13 +240,11 @@ func TestMissingPartitionsAreTransient(t *testing.T) {
 		if err := repository.Check(context.Background()); err == nil || !strings.Contains(err.Error(), "no partition for the present") {
 			t.Errorf("the check says %v", err)
 		}
-		if done := pass(t, keeper); len(done.Created) != 9 {
+		if done := pass(t, keeper); !slices.Equal(done.Created, []string{partitionFrom(daysAgo(7)), partitionFrom(daysAgo(-1))}) {
 			t.Errorf("the pass says %+v", done)
 		}
 		wantClaim(t, repository, fresh, true)
-		for n := -1; n <= 10; n++ {
-			db.MustExec(t, `DROP TABLE watermill_inbox_p`+daysAgo(n).Format("20060102t150405"))
-		}
+		db.MustExec(t, `DROP TABLE oldest, `+partitionFrom(daysAgo(7))+`, `+partitionFrom(daysAgo(-1)))
 		for _, id := range []string{fresh, inbox.UUIDv7.Bound(time.UnixMilli(0))} {
 			wantRefused(t, repository, id, partitions.ErrNoPartition)
 		}
@@ -324,4 +344,16 @@ func TestPartitionedCheckRefuses(t *testing.T) {
 		db.Adapter = inboxsql.DefaultPostgreSQLSchema{}
 		wantClaim(t, db.RepositoryWithoutSchema(t, inboxsql.Options{}), testdb.ID(inbox.UUIDv7, time.Now(), 1), true)
 	})
+}
+
+func TestTheServersVersionIsChecked(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQL(t, "postgres")
+	version := db.Count(t, `SELECT current_setting('server_version_num')::int`)
+	for least, problems := range map[int]int{version: 0, version + 1: 1} {
+		query := dialect.Partitioned{}.CheckServer(least)
+		if got := db.Count(t, `SELECT count(*) FROM (`+query.Text+`) AS problems`); got != problems {
+			t.Errorf("at least %d on %d: %d problems, want %d", least, version, got, problems)
+		}
+	}
 }

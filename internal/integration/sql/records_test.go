@@ -10,6 +10,7 @@ import (
 	inbox "github.com/devmappa/watermill-inbox"
 	"github.com/devmappa/watermill-inbox/internal/dialect"
 	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
+	"github.com/devmappa/watermill-inbox/internal/integration/testproxy"
 	inboxsql "github.com/devmappa/watermill-inbox/sql"
 )
 
@@ -123,7 +124,7 @@ func TestSQLiteRecordsCompareBytesUnderAnyCollation(t *testing.T) {
 		t.Fatal(err)
 	}
 	db.MustExec(t, `UPDATE watermill_inbox SET processed_at = CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) WHERE consumer || message_id <> 'cm' COLLATE BINARY`)
-	if deleted, _, err := repository.DeleteProcessed(ctx, "c", time.Time{}, time.Now().Add(-time.Hour), 10); err != nil || deleted != 1 {
+	if deleted, _, err := repository.DeleteProcessed(ctx, inbox.DeleteProcessedParams{Consumer: "c", Before: time.Now().Add(-time.Hour), Limit: 10}); err != nil || deleted != 1 {
 		t.Errorf("%d deleted, %v", deleted, err)
 	}
 	left(3)
@@ -146,7 +147,7 @@ func TestCleanersOfClaimingAndOtherProcessesYield(t *testing.T) {
 			t.Fatalf("%d, %v", locked, err)
 		}
 		onlyCleans := db.RepositoryWithoutSchema(t, inboxsql.Options{})
-		if _, _, err := onlyCleans.DeleteProcessed(context.Background(), "c", time.Time{}, time.Now().Add(-time.Hour), 1); !errors.Is(err, inbox.ErrCleaning) {
+		if _, _, err := onlyCleans.DeleteProcessed(context.Background(), inbox.DeleteProcessedParams{Consumer: "c", Before: time.Now().Add(-time.Hour), Limit: 1}); !errors.Is(err, inbox.ErrCleaning) {
 			t.Errorf("the error is %v, want ErrCleaning", err)
 		}
 	})
@@ -164,7 +165,7 @@ func TestRecordsAreThoseOfOneTable(t *testing.T) {
 		t.Fatalf("%q, %v", consumers, err)
 	}
 	db.MustExec(t, `SET search_path TO pg_catalog`)
-	if deleted, _, err := repository.DeleteProcessed(context.Background(), "c", time.Time{}, time.Now().Add(-time.Hour), 10); err != nil || deleted != 3 {
+	if deleted, _, err := repository.DeleteProcessed(context.Background(), inbox.DeleteProcessedParams{Consumer: "c", Before: time.Now().Add(-time.Hour), Limit: 10}); err != nil || deleted != 3 {
 		t.Errorf("%d deleted, %v", deleted, err)
 	}
 }
@@ -182,7 +183,7 @@ func TestSQLiteStatementsUseTheIndexes(t *testing.T) {
 	text := dialect.SQLite{}
 	for _, query := range []dialect.Query{
 		text.Consumers(table),
-		text.DeleteProcessed(table, dialect.DeleteProcessedParams{Consumer: "c", Before: time.Now().Add(-time.Hour), Limit: 1}),
+		text.DeleteProcessed(table, inbox.DeleteProcessedParams{Consumer: "c", Before: time.Now().Add(-time.Hour), Limit: 1}),
 		text.Count(table, inbox.Selection{Consumer: "c", OlderThan: time.Hour, Unsent: true}),
 		text.Record(table, found[0].Key),
 		text.Find(table, inbox.Selection{Consumer: "c"}, inbox.Record{}, 1),
@@ -210,4 +211,38 @@ func TestSQLiteStatementsUseTheIndexes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// When the answer of a deletion is lost it is not repeated, by which it would be taken for one of nothing: Forget says that
+// it does not know, and either all of it is done or nothing.
+func TestForgetWhoseAnswerIsLost(t *testing.T) {
+	t.Parallel()
+	drivers(t, func(t *testing.T, driver string) {
+		commit := "COMMIT"
+		if driver == "pgx" {
+			commit = "commit"
+		}
+		for _, request := range []string{"DELETE FROM", commit} {
+			db := testdb.PostgreSQL(t, driver)
+			db.Repository(t, inboxsql.Options{})
+			addExpired(t, db, "c", 10)
+			proxy := testproxy.New(t, db.Address(t))
+			repository := db.Through(t, proxy.Address()).RepositoryWithoutSchema(t, inboxsql.Options{})
+			selection := inbox.Selection{Consumer: "c"}
+			if _, err := inbox.Forget(context.Background(), repository, selection, 0); err == nil {
+				t.Fatal("nothing is selected")
+			}
+			cut := proxy.CutAnswer(request, 0)
+			deleted, err := inbox.Forget(context.Background(), repository, selection, 10)
+			select {
+			case <-cut:
+			default:
+				t.Fatalf("nothing was cut; the error is %v", err)
+			}
+			left := db.Count(t, `SELECT count(*) FROM watermill_inbox`)
+			if err == nil || deleted != 0 || left != map[bool]int{true: 0, false: 10}[request == commit] {
+				t.Errorf("%s: %d deleted, %d left, %v", request, deleted, left, err)
+			}
+		}
+	})
 }

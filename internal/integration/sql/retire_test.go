@@ -286,7 +286,7 @@ func TestClaimsDoNotWaitForPartitions(t *testing.T) {
 				t.Fatalf("claims wait, or the detachment is not pending: %v", ctx.Err())
 			}
 		}
-		if got := partitionsOf(t, db); got != 3+9+1 {
+		if got := partitionsOf(t, db); got != 2+9+1 {
 			t.Errorf("%d partitions while the detachment is pending, want the new ones to be there", got)
 		}
 		for range 100 {
@@ -461,8 +461,8 @@ func TestPartitionsMakeTheTableInManyInstancesAtOnce(t *testing.T) {
 		}
 		created += len(result.Created)
 	}
-	if created != 3 || partitionsOf(t, db) != 3 {
-		t.Errorf("%d partitions were made and %d are there, want 3", created, partitionsOf(t, db))
+	if created != 2 || partitionsOf(t, db) != 2 {
+		t.Errorf("%d partitions were made and %d are there, want 2", created, partitionsOf(t, db))
 	}
 }
 
@@ -674,7 +674,7 @@ func TestPartitionsRun(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan error, 1)
 	go func() { stopped <- keeper.Run(ctx) }()
-	eventually(t, "the table is made", func() bool { return exists(t, db, "watermill_inbox") && partitionsOf(t, db) >= 2 })
+	eventually(t, "the table is made", func() bool { return exists(t, db, "watermill_inbox") && partitionsOf(t, db) >= 1 })
 	makePartition(t, db, "expired", daysAgo(9), daysAgo(8))
 	eventually(t, "the partition is dropped", func() bool { return !exists(t, db, "expired") })
 	cancel()

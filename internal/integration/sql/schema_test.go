@@ -482,7 +482,7 @@ func TestCleanersOnHashPartitions(t *testing.T) {
 		INSERT INTO watermill_inbox SELECT 'c', i::text, now() - interval '1 hour' * (i % 2) FROM generate_series(1, 2000) i`)
 	repository := db.RepositoryWithoutSchema(t, inboxsql.Options{})
 	halfHourAgo := time.Now().Add(-30 * time.Minute)
-	deleted, _, err := repository.DeleteProcessed(context.Background(), "c", time.Time{}, halfHourAgo, 10)
+	deleted, _, err := repository.DeleteProcessed(context.Background(), inbox.DeleteProcessedParams{Consumer: "c", Before: halfHourAgo, Limit: 10})
 	if err != nil || deleted != 10 {
 		t.Fatalf("deleted %d, %v, want 10", deleted, err)
 	}
@@ -493,7 +493,7 @@ func TestCleanersOnHashPartitions(t *testing.T) {
 		go func() {
 			defer group.Done()
 			for {
-				deleted, _, err := repository.DeleteProcessed(context.Background(), "c", time.Time{}, halfHourAgo, 50)
+				deleted, _, err := repository.DeleteProcessed(context.Background(), inbox.DeleteProcessedParams{Consumer: "c", Before: halfHourAgo, Limit: 50})
 				if errors.Is(err, inbox.ErrCleaning) {
 					continue
 				}
