@@ -19,8 +19,9 @@
 // # Waiting, and dead networks
 //
 // A claim waits for a connection and for another copy of the message, at most for the middleware's
-// ClaimTimeout. Commit and Rollback of *sql.Tx take no context: on a dead network they wait as long as
-// the operating system does. Use a dialer with TCP_USER_TIMEOUT, and set
+// ClaimTimeout. A server that says nothing any more is another matter: through lib/pq itself every statement then waits
+// for as long as the operating system does, whatever its context, and through every driver the commit does. The
+// example of inboxpq.NewConnector bounds both; RELIABILITY.md has the times that were measured. Set
 // idle_in_transaction_session_timeout and tcp_keepalives_idle by ALTER ROLE, because a client that has
 // vanished holds its claim until the server notices.
 //
