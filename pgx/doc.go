@@ -31,7 +31,8 @@
 // ended context therefore costs the pool a connection.
 //
 // A claim waits for a connection and for another copy of the message, at most for the middleware's
-// ClaimTimeout. Rollback gives up on a dead network after five seconds. Set
+// ClaimTimeout. Rollback gives up on a dead network after five seconds. A commit has no context: set TCP_USER_TIMEOUT in
+// ConnConfig.DialFunc, see RELIABILITY.md. Set
 // idle_in_transaction_session_timeout and tcp_keepalives_idle by ALTER ROLE, because a client that has
 // vanished holds its claim until the server notices.
 package inboxpgx

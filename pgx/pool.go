@@ -56,6 +56,7 @@ func (p pool) begin(ctx context.Context, options pgx.TxOptions, first string) (e
 	tag, err := t.begin(ctx, options, first)
 	if err != nil {
 		err = lost(conn.Conn(), err)
+		t.unfit = dialect.CannotWrite(err)
 		_ = t.Rollback() // the statement's error says more
 		return nil, 0, err
 	}
@@ -80,7 +81,12 @@ func (p pool) Exec(ctx context.Context, statement string, args ...any) (int64, e
 // Query implements [engine.Executor].
 func (p pool) Query(ctx context.Context, query dialect.Query, destinations []any, each func() error) error {
 	return p.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
-		return lost(conn.Conn(), read(ctx, conn.Conn(), query, destinations, each))
+		err := read(ctx, conn.Conn(), query, destinations, each)
+		if dialect.CannotWrite(err) {
+			_ = conn.Conn().Close(ctx)
+			return err
+		}
+		return lost(conn.Conn(), err)
 	})
 }
 
@@ -105,6 +111,7 @@ type transaction struct {
 	unwatch   func() bool     // false: ctx has ended, and the connection is kill's
 	done      bool            // committed, rolled back or killed
 	committed bool
+	unfit     bool // see dialect.CannotWrite
 
 	pooled    *pgxpool.Conn
 	guard     guard
@@ -156,6 +163,7 @@ func (t *transaction) kill() {
 // Exec implements [engine.Executor].
 func (t *transaction) Exec(ctx context.Context, statement string, args ...any) (int64, error) {
 	tag, err := t.handlerTx.Exec(ctx, statement, args...)
+	t.unfit = t.unfit || dialect.CannotWrite(err)
 	return tag.RowsAffected(), err
 }
 
@@ -165,7 +173,9 @@ func (t *transaction) Query(ctx context.Context, query dialect.Query, destinatio
 		return err
 	}
 	defer t.guard.leave()
-	return lost(t.guard.conn, read(ctx, t.guard.conn, query, destinations, each))
+	err := read(ctx, t.guard.conn, query, destinations, each)
+	t.unfit = t.unfit || dialect.CannotWrite(err)
+	return lost(t.guard.conn, err)
 }
 
 // Commit implements [engine.Tx]. The proof and COMMIT are one message: when the proof fails the server goes no further.
@@ -192,6 +202,9 @@ func (t *transaction) Rollback() error {
 	err := t.end(func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), endTimeout)
 		defer cancel()
+		if t.unfit {
+			return t.guard.conn.Close(ctx) // the server rolls back
+		}
 		if err := t.tx.Rollback(ctx); err != nil {
 			return fmt.Errorf("%w: %w", errLost, err) // pgx has closed it
 		}

@@ -7,6 +7,10 @@
 // PostgreSQL is served through lib/pq and through pgx's database/sql driver, SQLite through modernc.org/sqlite and
 // github.com/mattn/go-sqlite3, whose error codes are known. It links no driver.
 //
+// With lib/pq close a CopyIn on every way out of the handler. When a transaction ends with an open one, two goroutines
+// read from the connection, which lib/pq may not survive. On a pool of inboxpq.NewConnector it is closed, and the message
+// poisoned.
+//
 // Goroutines of a handler may share its transaction. Each of their errors must reach what the handler returns: what is
 // dropped is missing in the effect, and the claim is committed all the same.
 //
@@ -22,8 +26,9 @@
 // # Waiting, and dead networks
 //
 // A claim waits for a connection and for another copy of the message, at most for the middleware's
-// ClaimTimeout. Commit and Rollback of *sql.Tx take no context: on a dead network they wait as long as
-// the operating system does. Use a dialer with TCP_USER_TIMEOUT, and set
+// ClaimTimeout. A server that says nothing any more is another matter: through lib/pq itself every statement then waits
+// for as long as the operating system does, whatever its context, and through every driver the commit does. The
+// example of inboxpq.NewConnector bounds both; RELIABILITY.md has the times that were measured. Set
 // idle_in_transaction_session_timeout and tcp_keepalives_idle by ALTER ROLE, because a client that has
 // vanished holds its claim until the server notices.
 //

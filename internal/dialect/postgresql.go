@@ -184,6 +184,19 @@ func (PostgreSQL) IsTransactionFailed(err error) bool { return SQLState(err) == 
 // IsTimeout implements [Dialect]: query canceled, lock not available.
 func (PostgreSQL) IsTimeout(err error) bool { return HasAnyPrefix(SQLState(err), "57014", "55P03") }
 
+// ReadOnly is what Check finds last, of the server or of the session.
+const ReadOnly = "the server is read-only: a standby, or default_transaction_read_only is on"
+
+// ErrReadOnly stands for ReadOnly where an error is needed.
+var ErrReadOnly = errors.New(ReadOnly)
+
+// CannotWrite reports whether an error of a statement of ours says that its session cannot write, and never will: of a
+// server that was a standby for a moment, or of a role that was read-only. Who meets one closes the connection. BEGIN
+// READ WRITE on a standby is "not supported", as nothing else of ours is.
+func CannotWrite(err error) bool {
+	return err != nil && (errors.Is(err, ErrReadOnly) || HasAnyPrefix(SQLState(err), "25006", "0A000"))
+}
+
 // SQLState is the error's SQLSTATE, which lib/pq and pgx tell in the same way; empty when it has none.
 func SQLState(err error) string {
 	var stateErr interface{ SQLState() string }
@@ -222,9 +235,6 @@ WITH inbox AS (
 ), key AS (
 	SELECT * FROM attribute WHERE attname IN ('consumer', 'message_id')
 )
-SELECT 'the server is read-only: a standby, or default_transaction_read_only is on'
-WHERE pg_catalog.current_setting('transaction_read_only') = 'on'
-UNION ALL
 SELECT name || ' is ' || pg_catalog.current_setting(name) || ', it must be UTF8'
 FROM (VALUES ('server_encoding'), ('client_encoding')) AS encoding (name)
 WHERE pg_catalog.current_setting(name) NOT IN ('UTF8', 'UNICODE')
@@ -321,4 +331,7 @@ UNION ALL
 SELECT 'the role ' || current_user || ' lacks the privilege ' || privilege || ' on the table of unsent messages'
 FROM (VALUES ('INSERT'), ('SELECT'), ('UPDATE'), ('DELETE')) AS need (privilege)
 WHERE pg_catalog.to_regclass($unsent) IS NOT NULL
-	AND NOT pg_catalog.has_table_privilege(pg_catalog.to_regclass($unsent), privilege)`
+	AND NOT pg_catalog.has_table_privilege(pg_catalog.to_regclass($unsent), privilege)
+UNION ALL
+SELECT '` + ReadOnly + `'
+WHERE pg_catalog.current_setting('transaction_read_only') = 'on'`

@@ -7,7 +7,8 @@ import (
 	"github.com/devmappa/watermill-inbox/internal/dialect"
 )
 
-// Pool is a driver's connection pool. Its methods may be called by many goroutines.
+// Pool is a driver's connection pool. Its methods may be called by many goroutines. After an error of which
+// dialect.CannotWrite is true, here or in a transaction, it closes the connection.
 type Pool interface {
 	Executor
 

@@ -70,8 +70,18 @@ func (e *Engine) Check(ctx context.Context) error {
 
 // CheckBy is Check by another query.
 func (e *Engine) CheckBy(ctx context.Context, query dialect.Query) error {
-	problems, err := e.Texts(ctx, e.pool, query)
-	if err != nil {
+	var (
+		problems []string
+		problem  string
+	)
+	err := e.pool.Query(ctx, query, []any{&problem}, func() error {
+		problems = append(problems, problem)
+		if problem == dialect.ReadOnly {
+			return dialect.ErrReadOnly // for the pool, which closes the connection
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, dialect.ErrReadOnly) {
 		return e.failed("check the schema", err)
 	}
 	if len(problems) > 0 {

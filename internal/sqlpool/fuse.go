@@ -3,6 +3,7 @@ package sqlpool
 import (
 	"context"
 	"database/sql/driver"
+	"errors"
 )
 
 // FusingDriver is the driver of a connector that looks for a [Fused] in the context of BeginTx.
@@ -27,3 +28,6 @@ func FusedFrom(ctx context.Context) (*Fused, bool) {
 	fused, ok := ctx.Value(fusedContextKey{}).(*Fused)
 	return fused, ok
 }
+
+// ErrCopyOpen is a commit's error when the handler has left a COPY open. The transaction is rolled back.
+var ErrCopyOpen = errors.New("a COPY is still open: close it on every way out")

@@ -49,17 +49,17 @@ func (p *Pool) Driver() engine.Driver { return p.driver }
 func (p *Pool) Begin(ctx context.Context, opening engine.Opening) (engine.Tx, int64, error) {
 	if p.driver.Fuses && opening.Guarded.Text != "" {
 		fused := &Fused{Guarded: opening.Guarded.Text, Plain: opening.First.Text}
-		tx, err := p.db.BeginTx(context.WithValue(ctx, fusedContextKey{}, fused), p.txOptions)
+		t, err := p.begin(context.WithValue(ctx, fusedContextKey{}, fused), p.txOptions)
 		if err != nil {
 			return nil, 0, err
 		}
-		return &Tx{Tx: tx, pool: p, fused: fused}, fused.Affected, nil
+		t.fused = fused
+		return t, fused.Affected, nil
 	}
-	tx, err := p.db.BeginTx(ctx, p.txOptions)
+	t, err := p.begin(ctx, p.txOptions)
 	if err != nil {
 		return nil, 0, err
 	}
-	t := &Tx{Tx: tx, pool: p}
 	affected, err := t.Exec(ctx, opening.First.Text, opening.First.Args...)
 	if err != nil {
 		_ = t.Rollback() // the error says more
@@ -70,11 +70,42 @@ func (p *Pool) Begin(ctx context.Context, opening engine.Opening) (engine.Tx, in
 
 // BeginShort implements [engine.Pool].
 func (p *Pool) BeginShort(ctx context.Context) (engine.Tx, error) {
-	tx, err := p.db.BeginTx(ctx, nil)
+	t, err := p.begin(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
-	return &Tx{Tx: tx, pool: p}, nil
+	return t, nil
+}
+
+// begin opens a transaction on a connection that can be closed afterwards. Through *sql.DB it could not be reached.
+func (p *Pool) begin(ctx context.Context, options *sql.TxOptions) (*Tx, error) {
+	conn, err := p.db.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	tx, err := conn.BeginTx(ctx, options)
+	switch {
+	case errors.Is(err, driver.ErrBadConn):
+		// It was dead and is gone. *sql.DB tries others, and a new one at last.
+		if tx, err = p.db.BeginTx(ctx, options); err != nil {
+			return nil, err
+		}
+		return &Tx{Tx: tx, pool: p}, nil
+	case err != nil:
+		giveBack(conn, dialect.CannotWrite(err))
+		return nil, err
+	}
+	// When the context ends, database/sql rolls back: then a handler that has not returned holds no connection.
+	stop := context.AfterFunc(ctx, func() { giveBack(conn, false) })
+	return &Tx{Tx: tx, pool: p, conn: conn, stop: stop}, nil
+}
+
+// giveBack gives a connection back to the pool, or closes it. The second time it does nothing.
+func giveBack(conn *sql.Conn, unfit bool) {
+	if unfit {
+		_ = conn.Raw(func(any) error { return driver.ErrBadConn })
+	}
+	_ = conn.Close()
 }
 
 // Exec implements [engine.Executor].
@@ -84,7 +115,19 @@ func (p *Pool) Exec(ctx context.Context, statement string, args ...any) (int64, 
 
 // Query implements [engine.Executor].
 func (p *Pool) Query(ctx context.Context, query dialect.Query, destinations []any, each func() error) error {
-	return read(ctx, p.db, query, destinations, each)
+	conn, err := p.db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	rows, err := conn.QueryContext(ctx, query.Text, query.Args...)
+	if errors.Is(err, driver.ErrBadConn) {
+		rows, err = p.db.QueryContext(ctx, query.Text, query.Args...) // as in begin
+	}
+	if err == nil {
+		err = read(rows, destinations, each)
+	}
+	giveBack(conn, dialect.CannotWrite(err))
+	return err
 }
 
 // Tx is an [engine.Tx] on a *sql.Tx, which is the handler's.
@@ -93,16 +136,26 @@ type Tx struct {
 	pool      *Pool  // nil in unit tests of handlers
 	fused     *Fused // nil: it was not opened by a connector that fuses
 	committed bool
+	conn      *sql.Conn   // nil: the pool has it back as soon as the transaction ends
+	stop      func() bool // giving back conn with the context
+	unfit     bool        // see dialect.CannotWrite
 }
 
 // Exec implements [engine.Executor].
 func (t *Tx) Exec(ctx context.Context, statement string, args ...any) (int64, error) {
-	return exec(ctx, t.Tx, statement, args)
+	affected, err := exec(ctx, t.Tx, statement, args)
+	t.unfit = t.unfit || dialect.CannotWrite(err)
+	return affected, err
 }
 
 // Query implements [engine.Executor].
 func (t *Tx) Query(ctx context.Context, query dialect.Query, destinations []any, each func() error) error {
-	return read(ctx, t.Tx, query, destinations, each)
+	rows, err := t.Tx.QueryContext(ctx, query.Text, query.Args...)
+	if err == nil {
+		err = read(rows, destinations, each)
+	}
+	t.unfit = t.unfit || dialect.CannotWrite(err)
+	return err
 }
 
 // Commit implements [engine.Tx]. *sql.Tx takes no context here; the proof travels behind its back.
@@ -110,6 +163,7 @@ func (t *Tx) Commit(_ context.Context, proof dialect.Query) error {
 	if t.fused != nil {
 		t.fused.Proof = proof.Text
 	}
+	defer t.giveBack()
 	err := t.Tx.Commit()
 	t.committed = err == nil
 	return err
@@ -121,7 +175,15 @@ func (t *Tx) Rollback() error {
 	if t.committed {
 		return nil
 	}
+	defer t.giveBack()
 	return t.Tx.Rollback()
+}
+
+func (t *Tx) giveBack() {
+	if t.conn != nil {
+		t.stop()
+		giveBack(t.conn, t.unfit)
+	}
 }
 
 // IsBroken implements [engine.Tx]. Lib/pq refuses by itself to commit or to roll back what has failed or ended, with
@@ -130,7 +192,7 @@ func (t *Tx) IsBroken(err error) bool {
 	if errors.Is(err, driver.ErrBadConn) {
 		return false
 	}
-	if errors.Is(err, sql.ErrTxDone) {
+	if errors.Is(err, sql.ErrTxDone) || errors.Is(err, ErrCopyOpen) {
 		return true
 	}
 	var (
@@ -147,7 +209,7 @@ func (t *Tx) IsEnded(err error) bool {
 	if errors.Is(err, sql.ErrTxDone) {
 		return true
 	}
-	if !t.IsBroken(err) {
+	if !t.IsBroken(err) || errors.Is(err, ErrCopyOpen) {
 		return false
 	}
 	failed := t.pool.failedTransaction()
@@ -193,15 +255,7 @@ func exec(ctx context.Context, on execer, statement string, args []any) (int64, 
 	return result.RowsAffected()
 }
 
-type queryer interface {
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-}
-
-func read(ctx context.Context, on queryer, query dialect.Query, destinations []any, each func() error) error {
-	rows, err := on.QueryContext(ctx, query.Text, query.Args...)
-	if err != nil {
-		return err
-	}
+func read(rows *sql.Rows, destinations []any, each func() error) error {
 	defer rows.Close()
 	for rows.Next() {
 		if err := rows.Scan(destinations...); err != nil {

@@ -7,6 +7,8 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"sync/atomic"
+	"time"
 
 	"github.com/lib/pq"
 
@@ -23,8 +25,13 @@ import (
 //	db := sql.OpenDB(fused)
 //
 // An inboxsql.Repository on such a pool notices by itself. All else on the pool goes to lib/pq unchanged; the
-// handler gets an ordinary *sql.Tx. Statements in any transaction end with the context of BeginTx, as with
+// handler gets an ordinary *sql.Tx. Statements in any transaction end with the context of BeginTx, COPY among them, as with
 // lib/pq, and with their own.
+//
+// Lib/pq waits for the answer to a statement also after its context has ended, for ever if there is none. Here the
+// connection is closed when a statement still runs five seconds later. On a dead network a rollback of the inbox takes
+// ten seconds. A commit has no context, lib/pq ignores it while it connects, and a write of which the network takes
+// no part cannot be interrupted: the example's dialer and connect_timeout bound those.
 //
 // It returns an error for another driver's connector. A connector of lib/pq that was given a notice or
 // notification handler can be wrapped; functions of lib/pq that take a driver.Conn need the one inside.
@@ -77,38 +84,78 @@ type pqConn interface {
 	driver.Tx
 }
 
+// fusedConn's transactions that begin with a claim are begun and ended by text. Lib/pq's own methods end one with what
+// watches the context of the transaction before, which panics in lib/pq or takes the old context's end for the new one's.
 type fusedConn struct {
 	pqConn
-	strangers bool // in the middle of a transaction that is not ours
-	idle      bool // lib/pq has ended a transaction of ours, and nothing else has happened since
-	tx        *fusedTx
+	unfit bool // in the middle of a transaction that is not ours, or closed soon: not to be used again
+	idle  bool // a transaction has ended, and nothing else has happened since
+
+	copying *copyStmt // a COPY that is not closed
+}
+
+// copyStmt is a COPY. While it is open a goroutine of lib/pq reads from the connection, and nobody else may.
+type copyStmt struct {
+	driver.Stmt
+	conn *fusedConn
+}
+
+// Exec ends the COPY when it has no arguments.
+func (s *copyStmt) Exec(args []driver.Value) (driver.Result, error) {
+	result, err := s.Stmt.Exec(args)
+	if len(args) == 0 {
+		s.conn.copying = nil
+	}
+	return result, err
+}
+
+func (s *copyStmt) Close() error {
+	s.conn.copying = nil
+	return s.Stmt.Close()
 }
 
 // BeginTx begins with the statement that it finds in the context.
 func (c *fusedConn) BeginTx(ctx context.Context, options driver.TxOptions) (driver.Tx, error) {
+	idle, release := c.idle, c.bound(ctx)
 	fused, ok := sqlpool.FusedFrom(ctx)
 	if !ok {
-		return c.beginForOthers(ctx, options)
+		tx, err := c.pqConn.BeginTx(ctx, options)
+		if err != nil {
+			release()
+			return nil, err
+		}
+		return &othersTx{tx, c, release}, nil
 	}
+	tx, err := c.begin(ctx, options, fused, idle)
+	if err != nil {
+		release()
+		return nil, err
+	}
+	tx.release = release
+	return tx, nil
+}
+
+// begin sends BEGIN by a query, because lib/pq watches a query's context until its rows are closed: here until the
+// transaction ends, as it does with its own transactions, whatever runs in them.
+func (c *fusedConn) begin(ctx context.Context, options driver.TxOptions, fused *sqlpool.Fused, idle bool) (*fusedTx, error) {
 	begin, err := beginStatement(options)
 	if err != nil {
 		return nil, err
 	}
 	fused.Affected = 0 // database/sql tries again after ErrBadConn
 	statement := fused.Guarded
-	if c.idle {
+	if idle {
 		statement = fused.Plain
 	}
-	c.idle = false
-	result, err := c.pqConn.ExecContext(ctx, begin+"; "+statement, nil)
+	answer, err := c.run(ctx, begin+"; "+statement)
 	if err != nil {
 		return nil, c.failedBegin(err)
 	}
-	if fused.Affected, err = result.RowsAffected(); err != nil {
+	if fused.Affected, err = answer.Result().RowsAffected(); err != nil {
+		_ = answer.Close()
 		return nil, c.failedBegin(err)
 	}
-	c.tx = &fusedTx{conn: c, ctx: ctx, fused: fused}
-	return c.tx, nil
+	return &fusedTx{conn: c, fused: fused, watch: answer}, nil
 }
 
 // Begin is for who uses the connection behind database/sql's back.
@@ -116,28 +163,46 @@ func (c *fusedConn) Begin() (driver.Tx, error) {
 	return c.BeginTx(context.Background(), driver.TxOptions{})
 }
 
-// beginForOthers begins a transaction without a claim. Lib/pq would keep what watches its context after its end,
-// and a later transaction that began with a claim would end it once more, which panics in lib/pq or takes the old
-// context's end for its own. So here too the context is ours to watch.
-func (c *fusedConn) beginForOthers(ctx context.Context, options driver.TxOptions) (driver.Tx, error) {
-	c.idle = false
-	if _, err := c.pqConn.BeginTx(context.WithoutCancel(ctx), options); err != nil {
-		return nil, err
-	}
-	c.tx = &fusedTx{conn: c, ctx: ctx}
-	return c.tx, nil
+// answer is what lib/pq has read in answer to statements without rows.
+type answer interface {
+	driver.Rows
+	Result() driver.Result // of the last statement
+	Tag() string
 }
 
-// failedBegin leaves the connection without a transaction, or marks it for the pool to close.
+// run runs statements that return no rows. Lib/pq watches the context until the answer is closed.
+func (c *fusedConn) run(ctx context.Context, statements string) (answer, error) {
+	rows, err := c.pqConn.QueryContext(ctx, statements, nil)
+	if err != nil {
+		return nil, err
+	}
+	full, ok := rows.(answer)
+	if !ok {
+		c.unfit = true
+		_ = rows.Close()
+		return nil, fmt.Errorf("inboxpq: rows of this version of lib/pq lack an interface: %T", rows)
+	}
+	return full, nil
+}
+
+// rollback leaves the connection without a transaction, or marks it for the pool to close. It has no context, and on a
+// dead network closes the connection.
+func (c *fusedConn) rollback() error {
+	timer := time.AfterFunc(closeAfter, func() { _ = c.pqConn.Close() })
+	_, err := c.run(context.Background(), "ROLLBACK")
+	if !timer.Stop() || err != nil {
+		c.unfit = true
+	}
+	return err
+}
+
 func (c *fusedConn) failedBegin(err error) error {
 	var serverErr *pq.Error
 	if errors.As(err, &serverErr) && serverErr.SQLState() == stateInTransaction {
-		c.strangers = true
+		c.unfit = true
 		return fmt.Errorf("inboxpq: somebody has left the connection in a transaction: %w", err)
 	}
-	if rollbackErr := c.pqConn.Rollback(); rollbackErr != nil {
-		c.strangers = true
-	}
+	_ = c.rollback() // the error says more
 	return err
 }
 
@@ -145,26 +210,25 @@ func (c *fusedConn) failedBegin(err error) error {
 // dialect.PostgreSQL.BeginClaim: division by zero.
 const stateInTransaction = "22012"
 
-// IsValid and ResetSession keep a stranger's transaction out of the pool.
-func (c *fusedConn) IsValid() bool { return !c.strangers && c.pqConn.IsValid() }
+// IsValid and ResetSession keep an unfit connection out of the pool.
+func (c *fusedConn) IsValid() bool { return !c.unfit && c.pqConn.IsValid() }
 
 func (c *fusedConn) ResetSession(ctx context.Context) error {
-	if c.strangers {
+	if c.unfit {
 		return driver.ErrBadConn
 	}
 	return c.pqConn.ResetSession(ctx)
 }
 
 func (c *fusedConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
-	ctx, release := c.bind(ctx)
-	defer release()
+	defer c.bound(ctx)()
 	return c.pqConn.ExecContext(ctx, query, args)
 }
 
 func (c *fusedConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
-	ctx, release := c.bind(ctx)
+	release := c.bound(ctx)
 	rows, err := c.pqConn.QueryContext(ctx, query, args)
-	return c.releaseLater(release, rows, err)
+	return releaseLater(release, rows, err)
 }
 
 func (c *fusedConn) Prepare(query string) (driver.Stmt, error) {
@@ -172,49 +236,53 @@ func (c *fusedConn) Prepare(query string) (driver.Stmt, error) {
 }
 
 func (c *fusedConn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
-	ctx, release := c.bind(ctx)
-	defer release()
+	defer c.bound(ctx)()
 	inner, err := c.pqConn.PrepareContext(ctx, query)
 	if err != nil {
 		return nil, err
 	}
 	full, ok := inner.(pqStmt)
 	if !ok {
-		return inner, nil // COPY, which takes no contexts
+		c.copying = &copyStmt{inner, c} // which takes no contexts; it ends with the transaction's
+		return c.copying, nil
 	}
 	return &fusedStmt{pqStmt: full, conn: c}, nil
 }
 
-// bind returns a context that ends with the statement's and with the transaction's. Lib/pq watches the
-// context given to its own BeginTx; ours has not gone there. Every statement passes through here.
-func (c *fusedConn) bind(ctx context.Context) (bound context.Context, release func()) {
+// closeAfter is how long after the end of its context something may still run.
+const closeAfter = 5 * time.Second
+
+// bound closes the connection when what runs under the context outlives it. Lib/pq has then asked the server to cancel
+// it, through a connection of its own, and waits for the answer, which never comes on a dead network. Its Close may be
+// called meanwhile, and closes the socket. Every statement passes through here.
+func (c *fusedConn) bound(ctx context.Context) (release func()) {
 	c.idle = false
-	if c.tx == nil {
-		return ctx, func() {}
-	}
 	if ctx.Done() == nil {
-		return c.tx.ctx, func() {}
+		return func() {}
 	}
-	bound, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(c.tx.ctx, cancel)
-	return bound, func() {
-		stop()
-		cancel()
+	var released atomic.Bool
+	stop := context.AfterFunc(ctx, func() {
+		time.AfterFunc(closeAfter, func() {
+			if !released.Load() {
+				_ = c.pqConn.Close()
+			}
+		})
+	})
+	return func() {
+		released.Store(true)
+		if !stop() {
+			c.unfit = true // it may be closed just now
+		}
 	}
 }
 
-// releaseLater keeps the context of a query for its rows, which database/sql closes before it ends the transaction.
-func (c *fusedConn) releaseLater(release func(), rows driver.Rows, err error) (driver.Rows, error) {
-	if err != nil || c.tx == nil {
-		release()
-		return rows, err
+// releaseLater keeps what bounds a query for its rows.
+func releaseLater(release func(), rows driver.Rows, err error) (driver.Rows, error) {
+	if full, ok := rows.(pqRows); ok && err == nil {
+		return &fusedRows{full, release}, nil
 	}
-	full, ok := rows.(pqRows)
-	if !ok {
-		c.tx.releases = append(c.tx.releases, release)
-		return rows, nil
-	}
-	return &fusedRows{full, release}, nil
+	release()
+	return rows, err
 }
 
 // pqRows is what rows of lib/pq can do.
@@ -248,47 +316,74 @@ type fusedStmt struct {
 }
 
 func (s *fusedStmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
-	ctx, release := s.conn.bind(ctx)
-	defer release()
+	defer s.conn.bound(ctx)()
 	return s.pqStmt.ExecContext(ctx, args)
 }
 
 func (s *fusedStmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
-	ctx, release := s.conn.bind(ctx)
+	release := s.conn.bound(ctx)
 	rows, err := s.pqStmt.QueryContext(ctx, args)
-	return s.conn.releaseLater(release, rows, err)
+	return releaseLater(release, rows, err)
 }
 
-// fusedTx is an open transaction.
+// othersTx is a transaction without a claim, which is lib/pq's.
+type othersTx struct {
+	driver.Tx
+	conn    *fusedConn
+	release func()
+}
+
+func (t *othersTx) Commit() error { return t.end(t.Tx.Commit) }
+
+func (t *othersTx) Rollback() error { return t.end(t.Tx.Rollback) }
+
+func (t *othersTx) end(how func() error) error {
+	defer t.release()
+	err := how()
+	t.conn.idle = err == nil
+	return err
+}
+
+// fusedTx is a transaction that began with a claim.
 type fusedTx struct {
-	conn     *fusedConn
-	ctx      context.Context // given to BeginTx
-	fused    *sqlpool.Fused  // nil: somebody else's
-	releases []func()
+	conn    *fusedConn
+	fused   *sqlpool.Fused
+	watch   driver.Rows // lib/pq ends the transaction with its context until they are closed
+	release func()
 }
 
 // Commit proves and commits in one message. When the proof fails the server goes no further.
 func (t *fusedTx) Commit() error {
-	if t.fused == nil || t.fused.Proof == "" {
-		return t.end(t.conn.pqConn.Commit)
-	}
+	copying := t.conn.copying != nil
 	return t.end(func() error {
-		_, err := t.conn.pqConn.ExecContext(context.Background(), t.fused.Proof+"; COMMIT", nil)
-		if err != nil {
-			// Not lib/pq's Rollback, which gives the connection up when there is nothing to roll back.
-			_, _ = t.conn.pqConn.ExecContext(context.Background(), "ROLLBACK", nil)
+		if copying {
+			_ = t.conn.rollback()
+			return sqlpool.ErrCopyOpen
 		}
-		return err
+		commit := "COMMIT"
+		if t.fused.Proof != "" {
+			commit = t.fused.Proof + "; " + commit
+		}
+		answer, err := t.conn.run(context.Background(), commit)
+		if err != nil {
+			_ = t.conn.rollback() // the error says more
+			return err
+		}
+		if answer.Tag() != "COMMIT" {
+			return pq.ErrInFailedTransaction
+		}
+		return nil
 	})
 }
 
-func (t *fusedTx) Rollback() error { return t.end(t.conn.pqConn.Rollback) }
+func (t *fusedTx) Rollback() error { return t.end(t.conn.rollback) }
 
 func (t *fusedTx) end(how func() error) error {
-	t.conn.tx = nil
-	for _, release := range t.releases {
-		release()
+	if t.conn.copying != nil {
+		_ = t.conn.copying.Close() // what follows says more
 	}
+	_ = t.watch.Close()
+	t.release()
 	err := how()
 	t.conn.idle = err == nil
 	return err

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/lib/pq"
 
 	inbox "github.com/devmappa/watermill-inbox"
 	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
@@ -28,6 +29,14 @@ func TestBadMessageIsPoisoned(t *testing.T) {
 	t.Parallel()
 	all := []string{"postgres", "fused", "pgx", "sqlite"}
 	servers := []string{"postgres", "fused", "pgx"}
+	fused := []string{"fused"} // which ends a COPY that lib/pq alone trips over
+	startCopy := func(tx *sql.Tx) error {
+		copyIn, err := tx.Prepare(pq.CopyIn("effects", "effect"))
+		if err == nil {
+			_, err = copyIn.Exec("copied")
+		}
+		return err
+	}
 	leaveRows := func(tx *sql.Tx) error {
 		rows, err := tx.Query(`SELECT generate_series(1, 100000)`)
 		if err == nil {
@@ -41,6 +50,10 @@ func TestBadMessageIsPoisoned(t *testing.T) {
 		returns bool // a message as well
 		outbox  bool // which refuses it
 	}{
+		"an error while COPY is open": {drivers: fused, handle: func(_ context.Context, tx *sql.Tx) error {
+			return errors.Join(startCopy(tx), errors.New("no funds"))
+		}},
+		"COPY left open": {drivers: fused, handle: func(_ context.Context, tx *sql.Tx) error { return startCopy(tx) }},
 		"an error while rows are open": {drivers: servers, handle: func(_ context.Context, tx *sql.Tx) error {
 			return errors.Join(leaveRows(tx), errors.New("no funds"))
 		}},

@@ -14,10 +14,10 @@ import (
 // Proxy stands between clients and a server. All its methods may be called by many goroutines.
 type Proxy struct {
 	listener net.Listener
-	target   string
 	wait     sync.WaitGroup
 
 	mutex  sync.Mutex
+	target string // of new connections
 	closed bool
 	down   bool
 	delay  time.Duration
@@ -76,6 +76,13 @@ func (p *Proxy) Close() {
 
 // Address is where clients connect.
 func (p *Proxy) Address() string { return p.listener.Addr().String() }
+
+// Lead leads new connections to another server, as a DNS name does after a failover. Those that are open stay.
+func (p *Proxy) Lead(target string) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	p.target = target
+}
 
 // Down cuts all connections and refuses new ones.
 func (p *Proxy) Down() {
@@ -139,7 +146,10 @@ func (p *Proxy) accept() {
 		if err != nil {
 			return
 		}
-		server, err := net.Dial("tcp", p.target)
+		p.mutex.Lock()
+		target := p.target
+		p.mutex.Unlock()
+		server, err := net.Dial("tcp", target)
 		if err != nil {
 			_ = client.Close()
 			continue
