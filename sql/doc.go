@@ -35,7 +35,7 @@
 // # Schema
 //
 // [Repository.InitializeSchema] creates the table. Or take the files of [Schema] into a migration tool.
-// A role needs INSERT, SELECT and UPDATE on the table, and DELETE where the Cleaner runs.
+// The GRANTs that a role needs are in the schema file.
 //
 // # Partitions
 //
