@@ -19,7 +19,7 @@ import (
 type Cleaner struct {
 	records Records
 	options CleanerOptions
-	unknown sync.Map // consumers that have been looked for
+	unknown sync.Map // consumers of which it was said that they have no records
 }
 
 // CleanerPass is what one pass did.
@@ -122,9 +122,16 @@ func (c *Cleaner) pass(ctx context.Context, pass *CleanerPass) error {
 	if difference := time.Since(now).Abs(); difference > c.clockTolerance() {
 		return fmt.Errorf("inbox: the clocks of the database and of this process differ by %s, nothing is deleted", difference)
 	}
+	unnamed := slices.ContainsFunc(consumers, func(consumer string) bool {
+		_, named := c.options.Retention.Consumers[consumer]
+		return !named && c.options.Consumers.Contains(consumer)
+	})
 	for consumer := range c.options.Retention.Consumers {
-		if _, said := c.unknown.LoadOrStore(consumer, true); !said && !slices.Contains(consumers, consumer) {
-			// Its real name may be about to lose its records.
+		if !unnamed || slices.Contains(consumers, consumer) {
+			continue
+		}
+		// One of the unnamed may be the one that is meant, and about to lose its records.
+		if _, said := c.unknown.LoadOrStore(consumer, true); !said {
 			c.options.Logger.Error("Retention of a consumer that has no records, is the name right?", nil, watermill.LogFields{"consumer": consumer})
 		}
 	}

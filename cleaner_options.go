@@ -50,8 +50,8 @@ type CleanerOptions struct {
 	Observe func(ctx context.Context, observation CleanerObservation)
 
 	// Logger gets a line per pass of Run at info level when it deleted or kept something unsent. At error level it
-	// gets passes of Run that failed, once each retention of a consumer that has no records, unsent records that are
-	// deleted, and in each pass that the table has no index for it.
+	// gets passes of Run that failed, once each retention of a consumer that has no records while one without a
+	// retention of its own has, unsent records that are deleted, and in each pass that the table has no index for it.
 	// Default: watermill.NopLogger.
 	Logger watermill.LoggerAdapter
 }

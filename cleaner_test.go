@@ -542,3 +542,55 @@ func TestCleanerDeletesUnsentMessagesThatARelayLeases(t *testing.T) {
 		t.Errorf("%+v, %v", pass, err)
 	}
 }
+
+// A name that may be wrong is said once; before there are records none is.
+func TestCleanerDoubtsAName(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		claimed []string
+		want    int
+	}{
+		"the first deploy":              {nil, 0},
+		"all have their own retention":  {[]string{"refund"}, 0},
+		"it has records":                {[]string{"charge", "other"}, 0},
+		"another name has records":      {[]string{"chrage"}, 1},
+		"somebody else's name has some": {[]string{"foreign"}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			repository := inboxtest.NewMemoryRepository()
+			for _, consumer := range c.claimed {
+				transaction, _, err := repository.Claim(context.Background(), inbox.ClaimParams{Key: inbox.Key{Consumer: consumer, MessageID: "1"}})
+				if err == nil {
+					err = transaction.Commit(context.Background())
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			logger := watermill.NewCaptureLogger()
+			cleaner, err := inbox.NewCleaner(repository, inbox.CleanerOptions{
+				Consumers: inbox.NamedConsumers("charge", "refund", "chrage", "other"),
+				Retention: inbox.Retention{Default: time.Hour, Consumers: map[string]time.Duration{"charge": inbox.KeepForever, "refund": inbox.KeepForever}},
+				Logger:    logger,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				if _, err := cleaner.Pass(context.Background()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			said := 0
+			for _, line := range logger.Captured()[watermill.ErrorLogLevel] {
+				if line.Fields["consumer"] == "charge" {
+					said++
+				}
+			}
+			if said != c.want {
+				t.Fatalf("it is said %d times, want %d", said, c.want)
+			}
+		})
+	}
+}
