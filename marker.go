@@ -24,44 +24,66 @@ type marker struct {
 	observe    func(context.Context, MarksObservation)
 	logger     watermill.LoggerAdapter
 
-	goroutines sync.WaitGroup
-	closing    chan struct{} // nothing new; no pauses
-	abandoned  context.Context
-	abandon    context.CancelFunc
+	closing   chan struct{} // nothing new; no pauses
+	finished  chan struct{} // closed, and nothing is active
+	abandoned context.Context
+	abandon   context.CancelFunc
 
 	mutex    sync.Mutex
 	closed   bool
+	active   int      // goroutines that flush, and messages that are not answered yet
 	records  []Record // published and not marked yet
 	dropped  int      // for want of room, since it was last said
 	flushing bool
 }
 
 func newMarker(repository Repository, options Options) *marker {
-	m := &marker{repository: repository, observe: options.ObserveMarks, logger: options.Logger, closing: make(chan struct{})}
+	m := &marker{repository: repository, observe: options.ObserveMarks, logger: options.Logger, closing: make(chan struct{}), finished: make(chan struct{})}
 	m.abandoned, m.abandon = context.WithCancel(context.Background())
 	return m
 }
 
-// begin registers a goroutine, unless the marker is closed.
+// begin registers a message that is to be waited for, unless the marker is closed.
 func (m *marker) begin() bool {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
 	if !m.closed {
-		m.goroutines.Add(1)
+		m.active++
 	}
 	return !m.closed
 }
 
-// add marks records soon.
+// end is the end of what has begun.
+func (m *marker) end() {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	m.active--
+	m.finish()
+}
+
+func (m *marker) finish() {
+	select {
+	case <-m.finished:
+	default:
+		if m.closed && m.active == 0 {
+			close(m.finished)
+		}
+	}
+}
+
+// add marks records soon. After the marker has finished it does nothing.
 func (m *marker) add(records []Record) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
+	if m.closed && m.active == 0 {
+		return
+	}
 	room := min(len(records), markPending-len(m.records))
 	m.records = append(m.records, records[:room]...)
 	m.dropped += len(records) - room
 	if !m.flushing && len(m.records) > 0 {
 		m.flushing = true
-		m.goroutines.Add(1)
+		m.active++
 		go m.flush()
 	}
 }
@@ -69,7 +91,7 @@ func (m *marker) add(records []Record) {
 // flush writes marks until there is nothing to mark. A statement that fails is tried with half of its records, and a
 // record that fails alone goes to the end, so that it holds up no other. So do records that are locked.
 func (m *marker) flush() {
-	defer m.goroutines.Done()
+	defer m.end()
 	size, pause := markBatch, markInterval
 	for batch := m.next(size, pause); len(batch) > 0; batch = m.next(size, pause) {
 		ctx, cancel := context.WithTimeout(m.abandoned, markTimeout)
@@ -143,16 +165,12 @@ func (m *marker) close(ctx context.Context) error {
 	if !m.closed {
 		m.closed = true
 		close(m.closing)
+		m.finish()
 	}
 	m.mutex.Unlock()
 
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		m.goroutines.Wait()
-	}()
 	select {
-	case <-done:
+	case <-m.finished:
 	case <-ctx.Done():
 		m.abandon()
 		m.mutex.Lock()

@@ -202,7 +202,7 @@ func (a *attempt) expect(processedAt time.Time, produced []*message.Message) {
 	}
 	a.expectations.add(expected)
 	go func() {
-		defer a.marker.goroutines.Done()
+		defer a.marker.end()
 		acked := false
 		select {
 		case <-a.msg.Acked():
