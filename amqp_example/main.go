@@ -116,14 +116,19 @@ func run(naive bool, logger watermill.LoggerAdapter) error {
 		return err
 	}
 	handler := handler{db: db, logger: logger}
+	retry := middleware.Retry{MaxRetries: 5, InitialInterval: 100 * time.Millisecond, Multiplier: 3, RandomizationFactor: 0.5, MaxInterval: 10 * time.Second}
 	if naive {
-		router.AddMiddleware(middleware.Recoverer)
+		poison, err := middleware.PoisonQueueWithFilter(publisher, poisonQueue, inbox.ShouldPoison)
+		if err != nil {
+			return err
+		}
+		retry.ShouldRetry = inbox.ShouldRetry
+		router.AddMiddleware(poison, retry.Middleware, middleware.Recoverer)
 		router.AddConsumerHandler("book_payment", queue, subscriber, handler.BookNaively)
 	} else {
 		// The inbox, and around it the poison queue, retries and the timeout of one attempt, in the order that matters.
 		if err := once.AddTo(router, inbox.RouterOptions{
-			PoisonPublisher: publisher, PoisonTopic: poisonQueue, Timeout: time.Minute,
-			Retry: middleware.Retry{MaxRetries: 5, InitialInterval: 100 * time.Millisecond, Multiplier: 3, RandomizationFactor: 0.5, MaxInterval: 10 * time.Second},
+			PoisonPublisher: publisher, PoisonTopic: poisonQueue, Retry: retry, Timeout: time.Minute,
 		}); err != nil {
 			return err
 		}
