@@ -1,7 +1,9 @@
 package inboxpgx
 
 import (
+	"cmp"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
@@ -34,7 +36,11 @@ func (p pool) Driver() engine.Driver {
 
 // Begin implements [engine.Pool].
 func (p pool) Begin(ctx context.Context, opening engine.Opening) (engine.Tx, int64, error) {
-	return p.begin(ctx, p.txOptions, opening.First.Text)
+	options := p.txOptions
+	// Pgx's own Commit sends it, so that its transaction is closed with ours. When the proof fails the server goes no further.
+	_, proof := dialect.PostgreSQL{}.Proof()
+	options.CommitQuery = proof.Text + ";\n" + cmp.Or(options.CommitQuery, "commit")
+	return p.begin(ctx, options, opening.First.Text)
 }
 
 // BeginShort implements [engine.Pool].
@@ -98,9 +104,21 @@ func read(ctx context.Context, conn *pgx.Conn, query dialect.Query, destinations
 		values[i], types[i], formats[i] = arg.([]byte), pgtype.ByteaOID, pgx.BinaryFormatCode
 	}
 	result := conn.PgConn().ExecParams(ctx, query.Text, values, types, formats, []int16{pgx.BinaryFormatCode})
+	destinations = slices.Clone(destinations)
+	for i, destination := range destinations {
+		if scanner, ok := destination.(sql.Scanner); ok {
+			destinations[i] = scannerOfBytes{scanner}
+		}
+	}
 	_, err := pgx.ForEachRow(pgx.RowsFromResultReader(conn.TypeMap(), result), destinations, each)
 	return err
 }
+
+// scannerOfBytes gives a scanner what pgx has read, which pgx would copy into a string.
+type scannerOfBytes struct{ sql.Scanner }
+
+// ScanBytes implements [pgtype.BytesScanner].
+func (s scannerOfBytes) ScanBytes(value []byte) error { return s.Scan(value) }
 
 // endTimeout bounds what is done for a transaction after its context has ended.
 const endTimeout = 5 * time.Second
@@ -178,17 +196,15 @@ func (t *transaction) Query(ctx context.Context, query dialect.Query, destinatio
 	return lost(t.guard.conn, err)
 }
 
-// Commit implements [engine.Tx]. The proof and COMMIT are one message: when the proof fails the server goes no further.
-// Pgx's own transaction is left as it is; nobody can use it any more, because the guard has closed.
-func (t *transaction) Commit(ctx context.Context, proof dialect.Query) error {
+// Commit implements [engine.Tx]. The proof is in the commit query, see Begin. What has failed is rolled back here, because
+// pgx would give up the connection.
+func (t *transaction) Commit(ctx context.Context, _ dialect.Query) error {
 	return t.end(func() error {
-		if proof.Text == "" {
-			return t.tx.Commit(ctx)
+		if t.guard.conn.PgConn().TxStatus() == 'E' {
+			_ = t.tx.Rollback(ctx)
+			return pgx.ErrTxCommitRollback
 		}
-		_, err := t.guard.conn.Exec(ctx, proof.Text+";\ncommit")
-		if err != nil {
-			_ = t.tx.Rollback(ctx) // the error says more
-		}
+		err := t.tx.Commit(ctx)
 		t.committed = err == nil
 		return err
 	})

@@ -75,7 +75,7 @@ func TestHandlersThatBreakTheTransaction(t *testing.T) {
 		"a swallowed error": {do: func(ctx context.Context, tx pgx.Tx) error {
 			_, _ = tx.Exec(ctx, `SELECT 1 / 0`)
 			return nil
-		}, wantErr: &pgconn.PgError{Code: "25P02"}, connections: 1},
+		}, wantErr: pgx.ErrTxCommitRollback, connections: 1},
 		"a deferred constraint": {do: exec(`CREATE TEMPORARY TABLE parents (id int PRIMARY KEY) ON COMMIT DROP;
 			CREATE TEMPORARY TABLE children (parent int REFERENCES parents DEFERRABLE INITIALLY DEFERRED) ON COMMIT DROP;
 			INSERT INTO children VALUES (1)`), wantErr: &pgconn.PgError{Code: "23503"}, connections: 1},
