@@ -83,8 +83,8 @@
 //	other codes of both                               yes      yes       the statement, or its values
 //	ErrInvalidKey, ErrTooOld, ErrNoPublishTopic       no       yes       the message, or the router's set-up
 //	ErrInFlight, ErrNoRecord, ErrStoredMessages       yes      no        another copy runs, or an operator is needed
-//	claim, store and commit otherwise                 yes      no        never the message's fault
-//	outbox, with a code or without                    as the handler's own
+//	outbox: SQLSTATE 22 and 23, SQLite constraint     yes      yes       what the handler has returned is refused
+//	claim, outbox, store and commit otherwise         yes      no        never the message's fault
 //	ErrTransactionBroken                              yes      yes       the handler made the commit impossible
 //	    because the handler has ended it              no       yes       a retry would be a duplicate of a half
 //

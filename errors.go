@@ -113,8 +113,7 @@ func ShouldPoison(err error) bool {
 	case isTransient(err), ours && errors.Is(err, context.DeadlineExceeded):
 		return false
 	}
-	// What an outbox refuses is what the handler has returned.
-	return !ours || own.Step == "outbox" || errors.Is(err, ErrTransactionBroken)
+	return !ours || own.Step == "outbox" && isRefusedValue(err) || errors.Is(err, ErrTransactionBroken)
 }
 
 // isTransient reports whether an error is about a cancelled context, a connection or the server's state. It relies on
@@ -157,6 +156,17 @@ var (
 
 	transientCodes = []int{sqliteerr.Busy, sqliteerr.Locked, sqliteerr.IOErr, sqliteerr.Full}
 )
+
+// isRefusedValue reports whether a database refuses what a statement was given: a data exception, or an integrity
+// constraint violation. Other errors of an outbox may be its table's.
+func isRefusedValue(err error) bool {
+	var stateErr interface{ SQLState() string }
+	if errors.As(err, &stateErr) {
+		return strings.HasPrefix(stateErr.SQLState(), "22") || strings.HasPrefix(stateErr.SQLState(), "23")
+	}
+	code, _ := sqliteerr.Code(err)
+	return code == sqliteerr.Constraint
+}
 
 // isTimeLimit reports whether a handler's error is that of a time limit of its own, given that the message's context has
 // not ended. With most drivers a statement's time limit costs the connection.

@@ -62,6 +62,7 @@ func TestShouldRetryAndShouldPoison(t *testing.T) {
 		"past the message's deadline":          {step("handler", fmt.Errorf("query: %w", context.DeadlineExceeded)), true, false},
 		"past the handler's own deadline":      {fmt.Errorf("query: %w", context.DeadlineExceeded), true, true},
 		"refused by the outbox":                {step("outbox", state("22P02")), true, true},
+		"an outbox without its table":          {step("outbox", state("42P01")), true, false},
 		"outbox, the database goes down":       {step("outbox", state("57P01")), true, false},
 		"bad connection":                       {driver.ErrBadConn, true, false},
 		"a truncated document":                 {fmt.Errorf("decode: %w", io.ErrUnexpectedEOF), true, true},

@@ -23,8 +23,9 @@ type Dialect interface {
 	// Record selects processed_at, topic and produced of the key's record.
 	Record(table Table, key inbox.Key) Query
 
-	// DecodeProduced returns the bytes that a query has selected as produced; nil when there were none.
-	DecodeProduced(stored []byte) ([]byte, error)
+	// DecodeProduced returns the bytes that a query has selected as produced, of which the driver has made a text or
+	// bytes of its own; nil when there were none.
+	DecodeProduced(value any) ([]byte, error)
 
 	// Store stores the messages under the key of a record and returns its processed_at; no row if there is no record.
 	// Through a driver with free parameters one travels with the statement in one round trip.
@@ -87,6 +88,9 @@ type Dialect interface {
 	// IsBrokenByHandler reports whether COMMIT was refused for what the handler did in the transaction, by the
 	// error's code. False in doubt.
 	IsBrokenByHandler(err error) bool
+
+	// IsDenied reports whether a statement failed because the role lacks a privilege.
+	IsDenied(err error) bool
 
 	// IsTransactionOver reports whether a statement of ours failed because the transaction has failed or ended
 	// before, by the error's code. False in doubt.

@@ -1,9 +1,11 @@
 package dialect
 
 import (
+	"bytes"
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 
@@ -61,13 +63,26 @@ func unsentOf(table Table, record, claimedAt string) string {
 		`AND unsent."message_id" = ` + record + `."message_id" AND unsent."claimed_at" = ` + record + `.` + claimedAt
 }
 
-// DecodeProduced implements [Dialect].
-func (PostgreSQL) DecodeProduced(stored []byte) ([]byte, error) {
-	if len(stored) == 0 {
+// DecodeProduced implements [Dialect]. It reads a text as it is, because another copy of it may be large.
+func (PostgreSQL) DecodeProduced(value any) ([]byte, error) {
+	var (
+		encoded io.Reader
+		size    int
+	)
+	switch value := value.(type) {
+	case string:
+		encoded, size = strings.NewReader(value), len(value)
+	case []byte:
+		encoded, size = bytes.NewReader(value), len(value)
+	}
+	if size == 0 {
 		return nil, nil
 	}
-	produced := make([]byte, base64.StdEncoding.DecodedLen(len(stored)))
-	n, err := base64.StdEncoding.Decode(produced, stored) // which skips line ends
+	produced := make([]byte, base64.StdEncoding.DecodedLen(size))
+	n, err := io.ReadFull(base64.NewDecoder(base64.StdEncoding, encoded), produced) // which skips line ends
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		err = nil // there were some, or padding
+	}
 	return produced[:n], err
 }
 
@@ -172,6 +187,9 @@ func (PostgreSQL) IsBrokenByHandler(err error) bool {
 	state := SQLState(err)
 	return state != "" && !HasAnyPrefix(state, "08", "40", "53", "54", "55", "57", "58", "F0", "XX", "25P03", "25P04")
 }
+
+// IsDenied implements [Dialect].
+func (PostgreSQL) IsDenied(err error) bool { return SQLState(err) == "42501" }
 
 // IsTransactionOver implements [Dialect]: in a failed transaction, in none, no such cursor.
 func (PostgreSQL) IsTransactionOver(err error) bool {

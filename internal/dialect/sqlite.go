@@ -1,6 +1,7 @@
 package dialect
 
 import (
+	"bytes"
 	"strings"
 
 	inbox "github.com/devmappa/watermill-inbox"
@@ -40,7 +41,10 @@ func sqliteRecords(table Table) string {
 }
 
 // DecodeProduced implements [Dialect].
-func (SQLite) DecodeProduced(stored []byte) ([]byte, error) { return stored, nil }
+func (SQLite) DecodeProduced(value any) ([]byte, error) {
+	stored, _ := value.([]byte)
+	return bytes.Clone(stored), nil
+}
 
 // Store implements [Dialect].
 func (SQLite) Store(table Table, key inbox.Key, params inbox.StoreParams, _ bool) Query {
@@ -104,6 +108,9 @@ func (SQLite) IsBrokenByHandler(err error) bool {
 	code, _ := sqliteerr.Code(err)
 	return code == sqliteerr.Error || code == sqliteerr.Constraint
 }
+
+// IsDenied implements [Dialect]: there are no roles.
+func (SQLite) IsDenied(error) bool { return false }
 
 // IsTransactionOver implements [Dialect]: there is no such savepoint, or no transaction. Drivers whose codes are not known
 // are believed to mean that.

@@ -8,6 +8,7 @@ package engine
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -48,7 +49,10 @@ type Contract interface {
 	inbox.Adviser
 }
 
-var _ Contract = (*Engine)(nil)
+var (
+	_ Contract    = (*Engine)(nil)
+	_ sql.Scanner = (*produced)(nil)
+)
 
 // New returns an engine. It needs no server.
 func New(config Config) (*Engine, error) {
@@ -138,18 +142,27 @@ func (e *Engine) claim(ctx context.Context, key inbox.Key) (*Transaction, *inbox
 
 // record returns errNoRow if there is none.
 func (e *Engine) record(ctx context.Context, on Executor, key inbox.Key) (*inbox.Record, error) {
-	record := &inbox.Record{Key: key}
 	var (
 		processedAt int64
-		stored      []byte
+		topic       string
+		stored      = produced{decode: e.dialect.DecodeProduced}
 	)
-	if err := one(ctx, on, e.dialect.Record(e.Table(), key), &processedAt, &record.Topic, &stored); err != nil {
+	if err := one(ctx, on, e.dialect.Record(e.Table(), key), &processedAt, &topic, &stored); err != nil {
 		return nil, err
 	}
-	record.ProcessedAt = time.UnixMicro(processedAt)
-	var err error
-	record.Produced, err = e.dialect.DecodeProduced(stored)
-	return record, err
+	return &inbox.Record{Key: key, ProcessedAt: time.UnixMicro(processedAt), Topic: topic, Produced: stored.bytes}, nil
+}
+
+// produced is a destination for what is selected as produced. Decoding it here spares a copy.
+type produced struct {
+	decode func(any) ([]byte, error)
+	bytes  []byte
+}
+
+// Scan implements [sql.Scanner].
+func (p *produced) Scan(value any) (err error) {
+	p.bytes, err = p.decode(value)
+	return err
 }
 
 // explain lets the dialect say more about a claim's error. The claim's connection has been given back.

@@ -185,14 +185,13 @@ func (e *Engine) read(ctx context.Context, query func(dialect.Table) dialect.Que
 	var (
 		record      inbox.Record
 		processedAt int64
-		stored      []byte
+		stored      = produced{decode: e.dialect.DecodeProduced}
 	)
 	destinations := []any{&record.Key.Consumer, &record.Key.MessageID, &processedAt, &record.Topic, &stored}
-	err = e.look(ctx, query, destinations, func() (err error) {
-		record.ProcessedAt = time.UnixMicro(processedAt)
-		record.Produced, err = e.dialect.DecodeProduced(stored)
+	err = e.look(ctx, query, destinations, func() error {
+		record.ProcessedAt, record.Produced = time.UnixMicro(processedAt), stored.bytes
 		found = append(found, record)
-		return err
+		return nil
 	})
 	return found, err
 }

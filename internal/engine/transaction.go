@@ -78,10 +78,23 @@ func (t *Transaction) Store(ctx context.Context, params inbox.StoreParams) (time
 	switch {
 	case errors.Is(err, errNoRow):
 		return time.Time{}, t.ended(errors.New("the claim is gone from it"))
-	case err != nil:
+	case err != nil && (t.tx.IsBroken(err) || t.engine.dialect.IsTransactionOver(err)):
 		return time.Time{}, t.broken(ctx, err)
+	case err != nil && t.engine.dialect.IsDenied(err) && t.mayStore(ctx):
+		return time.Time{}, fmt.Errorf("%w: it has another role: %w", inbox.ErrTransactionBroken, err)
+	case err != nil:
+		return time.Time{}, err // the statement is ours, and so is the table
 	}
 	return time.UnixMicro(processedAt), nil
+}
+
+// mayStore reports, after a Store was denied, whether the role that connects may do it.
+func (t *Transaction) mayStore(ctx context.Context) bool {
+	t.finished = true
+	_ = t.tx.Rollback() // gives the connection back: the pool may have no other one
+	ctx, cancel := context.WithTimeout(ctx, proofTimeout)
+	defer cancel()
+	return t.engine.Check(ctx) == nil
 }
 
 // Commit implements [inbox.Transaction].

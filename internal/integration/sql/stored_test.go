@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
 	inbox "github.com/devmappa/watermill-inbox"
 	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
@@ -95,9 +96,9 @@ func TestMemoryOfALargeStoredMessage(t *testing.T) {
 	const size = 16 << 20
 	// In times of the message's size. What is read back comes as text in base64.
 	for way, most := range map[string]struct{ store, replay float64 }{
-		"postgres": {4, 5.2},
-		"fused":    {4, 5.2},
-		"inboxpgx": {4, 4.5},
+		"postgres": {4, 4},
+		"fused":    {4, 4},
+		"inboxpgx": {4, 4},
 	} {
 		t.Run(way, func(t *testing.T) {
 			_, service := openWay(t, way)
@@ -141,5 +142,41 @@ func TestMemoryOfALargeStoredMessage(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// That messages cannot be stored is not their handler's fault: nothing is poisoned while an administrator mends it.
+func TestAFailingStoreIsNotTheHandlersFault(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]struct{ begin, end string }{
+		"the table of unsent messages is away": {`ALTER TABLE watermill_inbox_unsent RENAME TO away`, `ALTER TABLE away RENAME TO watermill_inbox_unsent`},
+		"a column of somebody's must be set":   {`ALTER TABLE watermill_inbox_unsent ADD COLUMN other text NOT NULL`, `ALTER TABLE watermill_inbox_unsent DROP COLUMN other`},
+		"a CHECK of somebody's":                {`ALTER TABLE watermill_inbox_unsent ADD CONSTRAINT short CHECK (length(topic) < 3)`, `ALTER TABLE watermill_inbox_unsent DROP CONSTRAINT short`},
+	} {
+		for _, way := range testdb.Ways {
+			t.Run(name+", "+way, func(t *testing.T) {
+				t.Parallel()
+				db, service := openWay(t, way)
+				wantClaim(t, service, "warm up", true)
+				db.MustExec(t, fault.begin)
+				store := func() error {
+					transaction, _, err := service.Claim(context.Background(), inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: "1"}})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if _, err := transaction.Store(context.Background(), inbox.StoreParams{Topic: "events", Produced: []byte("x")}); err != nil {
+						return &inbox.Error{Step: "store", Err: errors.Join(err, transaction.Rollback())}
+					}
+					return transaction.Commit(context.Background())
+				}
+				if err := store(); err == nil || inbox.ShouldPoison(err) || !inbox.ShouldRetry(middleware.RetryParams{Err: err}) {
+					t.Errorf("the error is %v, want one that leaves the message with the broker", err)
+				}
+				db.MustExec(t, fault.end)
+				if err := store(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
 	}
 }
