@@ -102,6 +102,7 @@ type copyStmt struct {
 
 // Exec ends the COPY when it has no arguments.
 func (s *copyStmt) Exec(args []driver.Value) (driver.Result, error) {
+	//lint:ignore SA1019 a COPY of lib/pq has no other
 	result, err := s.Stmt.Exec(args)
 	if len(args) == 0 {
 		s.conn.copying = nil

@@ -8,7 +8,6 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
-	"github.com/lib/pq"
 
 	inbox "github.com/devmappa/watermill-inbox"
 	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
@@ -144,7 +143,7 @@ func TestCopyEndsWithTheContext(t *testing.T) {
 			handler := wrap(t, db.Repository(t, inboxsql.Options{}), inbox.Options{}, func(msg *message.Message) error {
 				pid <- backend(t, msg.Context())
 				tx, _ := inboxsql.TxFromContext(msg.Context())
-				stmt, err := tx.Prepare(pq.CopyIn("accounts", "id"))
+				stmt, err := tx.Prepare(`COPY accounts (id) FROM STDIN`)
 				if err != nil {
 					return err
 				}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/lib/pq"
 
 	inbox "github.com/devmappa/watermill-inbox"
 	"github.com/devmappa/watermill-inbox/internal/integration/testdb"
@@ -31,7 +30,7 @@ func TestBadMessageIsPoisoned(t *testing.T) {
 	servers := []string{"postgres", "fused", "pgx"}
 	fused := []string{"fused"} // which ends a COPY that lib/pq alone trips over
 	startCopy := func(tx *sql.Tx) error {
-		copyIn, err := tx.Prepare(pq.CopyIn("effects", "effect"))
+		copyIn, err := tx.Prepare(`COPY effects (effect) FROM STDIN`)
 		if err == nil {
 			_, err = copyIn.Exec("copied")
 		}
