@@ -78,8 +78,10 @@ var faults = []fault{
 		defer run.arena.toRabbitMQ.Up()
 		return pause(ctx, hold)
 	}},
-	{name: "queue deleted and declared again", weight: 3, inject: func(ctx context.Context, run *run, random *rand.Rand) error {
-		queue := []string{bookings, audits}[random.IntN(2)]
+	// A classic queue: RabbitMQ 3.10.8 leaves a quorum queue without a leader when it is killed within a second of the
+	// queue's declaration, and then never confirms what is published to it.
+	{name: "queue deleted and declared again", weight: 3, inject: func(ctx context.Context, run *run, _ *rand.Rand) error {
+		queue := audits
 		err := run.arena.onChannel(func(channel *amqp091.Channel) error {
 			_, err := channel.QueueDelete(queue, false, false, false)
 			return err
