@@ -74,7 +74,7 @@ type permanentError struct{ error }
 
 func (e permanentError) Unwrap() error { return e.error }
 
-// Permanent marks a handler's error as one that no retry can mend: [ShouldRetry] is false and
+// Permanent marks a handler's error as one that no retry can cure: [ShouldRetry] is false and
 // [ShouldPoison] is true for it. Errors.Is and errors.As see through the mark. Permanent(nil) is nil.
 func Permanent(err error) error {
 	if err == nil {

@@ -15,7 +15,7 @@ var recordsCases = []kitCase{
 	{"consumers are listed with the database's time", consumersAreListed},
 	{"records are found by consumer, id, time and whether they are unsent", recordsAreFound},
 	{"nothing is forgotten without the right number", forgetNeedsTheRightNumber},
-	{"a record that was claimed anew since it was found is not deleted", recordClaimedAgainIsNotDeleted},
+	{"a record that was claimed again since it was found is not deleted", recordClaimedAgainIsNotDeleted},
 	{"statistics", statisticsOfConsumers},
 }
 

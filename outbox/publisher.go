@@ -5,7 +5,7 @@
 // forwarder. Package outbox works with inboxsql and with inboxpgx.
 //
 // On PostgreSQL no row is taken while an older transaction that has written anything is open, so that none is skipped:
-// beside a handler that takes six seconds the events of quick ones wait as long. DefaultPostgreSQLSchema deletes no row that
+// while a handler takes six seconds, the events of quick ones wait as long. DefaultPostgreSQLSchema deletes no row that
 // was taken; delete those below the offsets that all its consumers have acknowledged.
 package outbox
 

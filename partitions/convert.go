@@ -18,7 +18,7 @@ import (
 // whole when that is older than the retention. Until then no id is too old for it. No record is copied. A table that is partitioned already is left as it is, but for missing
 // partitions.
 //
-// It first adds a CHECK that all ids are of the kind and below the bound, and validates it, beside claims. Twice, to
+// It first adds a CHECK that all ids are of the kind and below the bound, and validates it, while claims go on. Twice, to
 // add that and to change places, it needs the table for itself: while it waits for open transactions, of handlers and
 // of readers, new claims wait too, for a tenth of a second at first and never for more than five seconds in a row. If handlers are open all
 // the time and take longer, it goes on trying until the context ends. Meanwhile claims with other ids fail, and their
@@ -111,7 +111,7 @@ func (p *Partitions) convertible(ctx context.Context, c conversion) error {
 	return err
 }
 
-// validateCheck reads the table, beside claims.
+// validateCheck reads the table, while claims go on.
 func (p *Partitions) validateCheck(ctx context.Context, c conversion) error {
 	err := execAll(ctx, p.pool, p.dialect.ValidateCheck(p.table(), c.bound))
 	switch dialect.SQLState(err) {

@@ -181,7 +181,7 @@ func (s State) held(d Design) bool {
 	return !d.CheckThenInsert && (s.Orphaned || s.Processes[0].Transaction.Claim || s.Processes[1].Transaction.Claim)
 }
 
-// handle may fail, also after the handler has committed the transaction itself. Then no retry can mend it, and the
+// handle may fail, also after the handler has committed the transaction itself. Then no retry can cure it, and the
 // poison queue takes it; in one step, since nothing helps if the process dies in between.
 func handle(d Design, s State, p int) []Next {
 	if s.Processes[p].At != Claimed {

@@ -111,7 +111,7 @@ func TestCheckRefuses(t *testing.T) {
 				strings.Replace(postgreSQLTrigger, "ON watermill_inbox", "ON p0", 1), "the table has the trigger act"},
 		"a rule on INSERT": {"postgres",
 			postgreSQLGood + `CREATE RULE swallow AS ON INSERT TO watermill_inbox DO INSTEAD NOTHING`, "the table has the rule swallow"},
-		"a rule beside INSERT": {"postgres",
+		"a rule that adds to an INSERT": {"postgres",
 			postgreSQLGood + `CREATE RULE note AS ON INSERT TO watermill_inbox DO ALSO INSERT INTO effects VALUES ('x')`, "the table has the rule note"},
 		"a child table by inheritance": {"postgres",
 			postgreSQLGood + `CREATE TABLE child () INHERITS (watermill_inbox)`, "table child inherits from it"},
@@ -619,7 +619,7 @@ func TestATriggerMakesNoDuplicate(t *testing.T) {
 				}
 				refuses := inbox.ErrNoRecord
 				if strings.HasPrefix(name, "a rule") {
-					refuses = nil // PostgreSQL itself refuses ON CONFLICT beside a rule
+					refuses = nil // PostgreSQL itself refuses ON CONFLICT with a rule
 				}
 				newMessageIsNoDuplicate(t, db, service, refuses, ddl, map[bool]string{true: `DROP RULE act ON watermill_inbox`, false: `DROP TRIGGER act ON watermill_inbox`}[refuses == nil])
 			})

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -145,7 +146,7 @@ func TestMemoryOfALargeStoredMessage(t *testing.T) {
 	}
 }
 
-// That messages cannot be stored is not their handler's fault: nothing is poisoned while an administrator mends it.
+// That messages cannot be stored is not their handler's fault: nothing is poisoned while an administrator repairs it.
 func TestAFailingStoreIsNotTheHandlersFault(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]struct{ begin, end string }{
@@ -178,5 +179,44 @@ func TestAFailingStoreIsNotTheHandlersFault(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A role that has lost a privilege since the check is not the handler's fault either; one that the handler has set is.
+func TestAStoreThatIsDenied(t *testing.T) {
+	t.Parallel()
+	for _, driver := range []string{"postgres", "fused", "pgx"} {
+		t.Run(driver, func(t *testing.T) {
+			t.Parallel()
+			db := testdb.PostgreSQL(t, driver)
+			db.Repository(t, inboxsql.Options{})
+			role := "role_" + testdb.RandomName()
+			var schema string
+			if err := db.QueryRow(`SELECT current_schema()`).Scan(&schema); err != nil {
+				t.Fatal(err)
+			}
+			db.MustExec(t, `CREATE ROLE `+role+` LOGIN`)
+			t.Cleanup(func() { db.MustExec(t, `DROP OWNED BY `+role+`; DROP ROLE `+role) })
+			db.MustExec(t, `GRANT USAGE ON SCHEMA `+schema+` TO `+role+`; GRANT ALL ON watermill_inbox, watermill_inbox_unsent TO `+role)
+			asRole := *db
+			asRole.URL = strings.Replace(db.URL, "postgres://postgres@", "postgres://"+role+"@", 1)
+			asRole.DB = asRole.Open(t)
+			repository := asRole.RepositoryWithoutSchema(t, inboxsql.Options{})
+			if err := repository.Check(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+			db.MustExec(t, `REVOKE INSERT ON watermill_inbox_unsent FROM `+role)
+			transaction, _, err := repository.Claim(context.Background(), inbox.ClaimParams{Key: inbox.Key{Consumer: "c", MessageID: "1"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = transaction.Store(context.Background(), inbox.StoreParams{Topic: "events", Produced: []byte("x")})
+			if err == nil || errors.Is(err, inbox.ErrTransactionBroken) {
+				t.Fatalf("the error is %v, want one that is not the handler's", err)
+			}
+			if err := transaction.Rollback(); err != nil {
+				t.Fatal(err)
+			}
+		})
 	}
 }

@@ -33,7 +33,7 @@ const (
 
 var wrongInboxes = []string{checkThenInsert, claimBeforeEffect, claimAfterEffect, keyWithout, notStored, noBackOff}
 
-// inboxUnderTest is what a worker puts into its router, and beside it.
+// inboxUnderTest is what a worker puts into its router, and what it runs next to it.
 type inboxUnderTest struct {
 	addTo func(*message.Router) error
 	relay string // the consumer of a relay; "" for none
