@@ -23,6 +23,7 @@ var markingCases = []kitCase{
 	{"a context that ends before the publish marks nothing", contextEndsBeforePublish},
 	{"marks are batched, and tried again when they fail", marksAreBatchedAndRetried},
 	{"Close does not wait longer than it is told to", closeWaitsNoLongerThanTold},
+	{"after Close the middleware works, and marks nothing", closedMarksNothing},
 	{"unsent messages are listed in pages, and published again", unsentIsListedAndPublished},
 	{"an unsent record that cannot be read does not hide the others", unreadableUnsentRecord},
 	{"marking passes over records that have nothing to mark", nothingToMark},
@@ -197,6 +198,28 @@ func closeWaitsNoLongerThanTold(k *kit) {
 	close(leave)
 	if got := d.wait(msg); got != acked {
 		k.Fatalf("the message was %s", got)
+	}
+}
+
+func closedMarksNothing(k *kit) {
+	marked := make(chan inbox.MarksObservation, 1)
+	m := k.newMiddlewareWith(k.Repository, inbox.Options{ObserveMarks: func(_ context.Context, o inbox.MarksObservation) { marked <- o }})
+	if err := m.Close(k.context()); err != nil {
+		k.Fatal(err)
+	}
+	d := k.newDeliveries(m)
+	d.startRouter(true, k.produce(new(atomic.Int32)), m.Middleware)
+	key := k.key()
+	if got := d.wait(d.start(key, k.context())); got != acked {
+		k.Fatalf("the message was %s", got)
+	}
+	select {
+	case o := <-marked:
+		k.Fatalf("observed %+v", o)
+	case <-time.After(200 * time.Millisecond): // nothing tells that nothing happens
+	}
+	if record := k.wantProcessed(key); record.Produced == nil {
+		k.Fatal("the record was marked")
 	}
 }
 

@@ -503,3 +503,31 @@ func sessionOf(t testing.TB, tx *sql.Tx) (pid int) {
 	}
 	return pid
 }
+
+// A COPY that is left open costs its message, not the connection.
+func TestFusedOpenCopyKeepsTheConnection(t *testing.T) {
+	t.Parallel()
+	db := testdb.PostgreSQLFused(t)
+	db.SetMaxOpenConns(1)
+	repository := db.Repository(t, inboxsql.Options{})
+	before := db.Count(t, `SELECT pg_backend_pid()`)
+	for _, failure := range []error{nil, errors.New("no funds")} {
+		handler := wrap(t, repository, inbox.Options{}, func(msg *message.Message) error {
+			tx, _ := inboxsql.TxFromContext(msg.Context())
+			statement, err := tx.Prepare(`COPY effects (effect) FROM STDIN`)
+			if err != nil {
+				t.Error(err)
+				return err
+			}
+			_, err = statement.Exec("copied")
+			return errors.Join(err, failure)
+		})
+		_, err := handler(newMessage("1"))
+		if failure != nil && !errors.Is(err, failure) || failure == nil && !errors.Is(err, inbox.ErrTransactionBroken) {
+			t.Fatalf("the handler's error is %v, and the message's %v", failure, err)
+		}
+	}
+	if after := db.Count(t, `SELECT pg_backend_pid()`); after != before {
+		t.Fatal("the connection is another one")
+	}
+}
